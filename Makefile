@@ -42,10 +42,10 @@ openai: $(RUN)  ## the OpenAI API and the chat page on 9000, over a running serv
 	@$(PY) -m clients.python.cli openai
 
 test: $(SETUP) packages lint type  ## the whole suite on CPU, with the linters, the server and the load tools
-	@$(PY) -m pytest -n 3 --dist loadgroup --no-loadscope-reorder -m "not slow" tests
+	@$(PY) -m pytest -n 3 --dist loadgroup --no-loadscope-reorder --hypothesis-profile few -m "not slow" tests
 
-test-slow: $(SETUP)  ## what the suite leaves out for its time: compiling for Hopper, each schedule that broke a promise, further dtypes and seeds
-	@$(PY) -m pytest -n 3 --dist loadgroup --no-loadscope-reorder -m slow tests
+test-slow: $(SETUP)  ## what the suite leaves out for its time: compiling for Hopper, each schedule that broke a promise, further dtypes, seeds and examples
+	@$(PY) -m pytest -n 3 --dist loadgroup --no-loadscope-reorder -m "slow or hypothesis" tests
 
 lint: $(SETUP)  ## ruff: rules and format
 	@$(PY) -m ruff check .

@@ -14,7 +14,7 @@ import pytest
 from clients.python.local_server import LocalServer
 from tests.clients.conftest import Shim
 
-pytestmark = pytest.mark.xdist_group("first-hours")
+pytestmark = pytest.mark.xdist_group("server")
 
 ROOT = Path(__file__).parents[1]
 
@@ -25,13 +25,12 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+def addresses(demo_server: LocalServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """The addresses that the pages name, to those of a server with the demo model and of the shim."""
-    with LocalServer() as server:
-        folder = tmp_path_factory.mktemp("shim")
-        shim = Shim(folder, "--triton", f"{server.grpc}:{server.metrics.rsplit(':', 1)[1]}")
-        yield {"localhost:8000": server.http, "localhost:8001": server.grpc, "localhost:9000": shim.host}
-        shim.stop()
+    triton = f"{demo_server.grpc}:{demo_server.metrics.rsplit(':', 1)[1]}"
+    shim = Shim(tmp_path_factory.mktemp("shim"), "--triton", triton)
+    yield {"localhost:8000": demo_server.http, "localhost:8001": demo_server.grpc, "localhost:9000": shim.host}
+    shim.stop()
 
 
 def run(command: list[str], code: str, addresses: dict[str, str]) -> str:

@@ -54,7 +54,7 @@ def played(right: float, draft_s: float, tokens: int = 400, rows: int = 1, overl
     return engine.engine.stats().draft_tokens, runner.now
 
 
-@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize("rows", [1, pytest.param(8, marks=pytest.mark.slow)])
 def test_a_drafter_that_is_always_wrong_is_asked_for_next_to_nothing(rows: int) -> None:
     drafts, seconds = played(right=0.0, draft_s=0.0005 / rows, rows=rows)
     assert drafts / rows < 60, "of 3,200 that a fixed depth would take"

@@ -38,7 +38,15 @@ def run(*command: str | Path, cwd: Path = DOCKER) -> str:
 
 
 @needs("docker-compose")
-@pytest.mark.parametrize("profiles", [["gpu"], ["cpu"], ["cpu", "load"], ["gpu", "load", "perf"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "profiles",
+    [
+        *(pytest.param(alone, marks=pytest.mark.slow) for alone in (["gpu"], ["cpu"])),
+        ["cpu", "load"],
+        ["gpu", "load", "perf"],
+    ],
+    ids=" ".join,
+)
 def test_compose_reads_every_profile(profiles: list[str]) -> None:
     flags = [flag for profile in profiles for flag in ("--profile", profile)]
     shown = yaml.safe_load(run("docker-compose", *flags, "config"))

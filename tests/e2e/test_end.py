@@ -17,7 +17,7 @@ from engine.serving.launch import guard, serve_loop
 from engine.serving.link.process_watch import start_time
 from tests.e2e.harness import Call, free_ports, listens, tokens_of, wait_until
 
-EXIT_TIMEOUT_S = 4
+EXIT_TIMEOUT_S = 2
 LONG_EXIT_TIMEOUT_S = 60  # in which a busy machine makes all of a stream
 FIELDS = {"max_tokens": 200, "temperature": 0.0, "ignore_eos": True}
 

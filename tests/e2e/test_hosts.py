@@ -137,7 +137,7 @@ def test_two_hosts_say_what_one_process_says(hosts: Hosts, server: Server, expec
 @pytest.mark.parametrize(
     ("host", "number"),
     [
-        (1, signal.SIGKILL),
+        pytest.param(1, signal.SIGKILL, marks=pytest.mark.slow),
         pytest.param(1, signal.SIGSTOP, marks=pytest.mark.slow),
         (0, signal.SIGKILL),
     ],

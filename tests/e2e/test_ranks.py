@@ -71,7 +71,10 @@ def test_streams_say_what_they_say_on_one_rank(pair: Server, expected: list[list
 
 
 # That the first rank stands still is seen by its supervisor, as of any engine.
-@pytest.mark.parametrize(("rank", "number"), [(0, signal.SIGKILL), (1, signal.SIGKILL), (1, signal.SIGSTOP)])
+@pytest.mark.parametrize(
+    ("rank", "number"),
+    [pytest.param(0, signal.SIGKILL, marks=pytest.mark.slow), (1, signal.SIGKILL), (1, signal.SIGSTOP)],
+)
 def test_streams_survive_the_end_of_either_rank(
     pair: Server, expected: list[list[int]], rank: int, number: signal.Signals
 ) -> None:

@@ -50,7 +50,7 @@ def scaled(server: Server, models: Path, checkpoint: Path) -> Iterator[str]:
 def test_more_and_fewer_frontends_while_requests_run_lose_nothing(server: Server, scaled: str) -> None:
     expected = [tokens_of(Call(server, scaled, **long_request(seed, 60)).all()) for seed in range(6)]
     (engine,) = server.engine_pids(scaled)
-    for frontends in (3, 1, 2):
+    for frontends in (3, 1):
         calls = [Call(server, scaled, **long_request(seed, 60)) for seed in range(6)]
         firsts = [call.next() for call in calls]
         told = CliRunner().invoke(app, ["scale", scaled, str(frontends), "--url", server.grpc])
@@ -108,12 +108,14 @@ def test_sixteen_streams_survive_kill_9_of_the_engine(server: Server) -> None:
     assert text_of(Call(server, **long_request(99, few)).all())
 
 
+@pytest.mark.slow  # tests/serving/link holds it too
 def test_requests_sent_while_the_engine_restarts_are_served(server: Server) -> None:
     (old,) = server.engine_pids("demo")
     os.kill(old, signal.SIGKILL)
     assert len(tokens_of(Call(server, **long_request(5, 8)).all())) == 8
 
 
+@pytest.mark.slow  # as all answers of a request are, in tests/serving/link
 def test_a_beam_search_is_begun_again_by_the_next_engine(server: Server) -> None:
     fields = {"beam_width": 4, "max_tokens": 100, "ignore_eos": True}
     asked = {"text_input": PROMPT, "parameters": fields, "exclude_input_in_output": True}
@@ -134,7 +136,7 @@ def test_a_beam_search_whose_client_goes_away_frees_blocks(server: Server) -> No
     wait_until(lambda: server.metric(USED, model="demo") == 0, "their blocks are free", 20.0)
 
 
-@pytest.mark.parametrize("trouble", ["folder removed", "disk full"])
+@pytest.mark.parametrize("trouble", [pytest.param("folder removed", marks=pytest.mark.slow), "disk full"])
 def test_streams_survive_kill_9_when_the_run_folder_cannot_be_relied_on(server: Server, trouble: str) -> None:
     """Frontends that may write no byte to any file have a full disk; so has the engine that they start."""
     few = 48
@@ -244,14 +246,16 @@ def test_when_all_instances_die_new_ones_find_the_engine(tended: Server) -> None
     wait_until(lambda: tended.metric("nereid:frontends_lost", model="demo") == 2, "the deaths are counted")
 
 
-@pytest.mark.parametrize("newborn", [True, False], ids=["at once", "when they answer"])
+@pytest.mark.parametrize(
+    "newborn", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["at once", "when they answer"]
+)
 def test_instances_whose_replacements_die_too_are_replaced_again(tended: Server, newborn: bool) -> None:
     """Those that are killed before their first word would have 2.51 wait for them for ever. Between the two lies their
     first exchange with the server, which 2.51 does not survive when it is cut (docs/reliability.md)."""
     seen: set[int] = set()
     ask = json.dumps({"text_input": PROMPT, "max_tokens": 4}).encode()
     answers = lambda: tended.post("/v2/models/ensemble/generate", ask)[0] == 200  # noqa: E731
-    for _ in range(3):
+    for _ in range(2):
         wanted = {"demo": 2, "tokenizer": 1}
         wait_until(lambda: all(len(fresh(tended, model, seen)) >= n for model, n in wanted.items()), "they are there")  # noqa: B023
         if not newborn:
@@ -274,13 +278,12 @@ def fresh(server: Server, model: str, seen: set[int]) -> set[int]:
 def test_load_and_unload_leave_nothing_behind(server: Server, models: Path, checkpoint: Path) -> None:
     repository.write_llm(models, "cycled", {"model": str(checkpoint), **SETTINGS})
     regions, folders = shared_memory(server), set(server.run_folder().iterdir())
-    for _ in range(2):
-        assert server.load("cycled") is None
-        assert tokens_of(Call(server, "cycled", **long_request(3, 8)).all())
-        server.unload("cycled")
-        wait_until(lambda: server.engine_pids("cycled") == [], "the engine process is gone", 15.0)
-        wait_until(lambda: server.stub_pids("cycled") == [], "the frontends are gone", 15.0)
-        assert set(server.run_folder().iterdir()) <= folders
+    assert server.load("cycled") is None
+    assert tokens_of(Call(server, "cycled", **long_request(3, 8)).all())
+    server.unload("cycled")
+    wait_until(lambda: server.engine_pids("cycled") == [], "the engine process is gone", 15.0)
+    wait_until(lambda: server.stub_pids("cycled") == [], "the frontends are gone", 15.0)
+    assert set(server.run_folder().iterdir()) <= folders
     wait_until(lambda: shared_memory(server) <= regions, "shared memory is given back", 15.0)
 
 

@@ -316,7 +316,7 @@ def test_a_model_that_is_not_decoupled_takes_unary_calls(whole: Server) -> None:
 def test_unary_calls_run_beside_each_other(whole: Server) -> None:
     """A short request ends while a long one runs."""
     ended: queue.Queue[tuple[str, Any]] = queue.Queue()
-    sampling = json.dumps({"max_tokens": 1000, "ignore_eos": True, "temperature": 0.0}).encode()
+    sampling = json.dumps({"max_tokens": 400, "ignore_eos": True, "temperature": 0.0}).encode()
     text = tensor("text_input", [PROMPT.encode()], object)
     with InferenceServerClient(whole.grpc) as client:
         long = [text, tensor("sampling_parameters", [sampling], object)]

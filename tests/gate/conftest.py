@@ -25,22 +25,23 @@ FIGURES: list[Figure] = []
 
 Record = Callable[[Verdict], Verdict]
 
-# Where `make test` has a long prompt.
-LONG = ("qwen3", "mistral", "deepseek-v2", "qwen3.5")
+# Where `make test` has a long prompt: with keys and values, and with latents.
+LONG = ("qwen3", "deepseek-v2")
+# Those that keep different things: windows of keys, latents, states, compressed entries.
+KEEPING = ("gemma3", "deepseek-v2", "qwen3.5", "deepseek-v4")
 # What `make test` plays of a shape other than the first, in float32: the engine in chunks and with its prefix cache,
 # the device side far out, what is broken on purpose, and through a server those that keep most beside keys and values.
 QUICK = (
     ("test_engine.py::test_batched", "chunk-7"),
     *(("test_past_4096", f"[{name}-float32") for name in LONG),
-    ("test_warm_prefix", ""),
+    *(("test_warm_prefix", f"[{name}-") for name in KEEPING),
     ("test_a_broken_part_fails", ""),
     ("test_ranks.py::test_two_ranks[qwen3-moe", ""),
     ("test_ranks.py::test_broken_whole_experts_fail", ""),
     ("test_ranks.py::test_an_expert_on_two_ranks_fails", ""),
     ("test_ranks.py::test_a_broken_context_fails", ""),
     ("test_ranks.py::test_sliced_context", "deepseek-v2-2"),
-    ("test_ranks.py::test_whole_experts", "qwen3-moe"),
-    ("test_ranks.py::test_whole_experts", "deepseek-v2"),
+    ("test_ranks.py::test_whole_experts", "qwen3-moe-3"),
     ("test_ranks.py::test_whole_experts", "gpt-oss-2"),
     ("test_ranks.py::test_two_ranks[deepseek-v2", ""),
     ("test_ranks.py::test_a_broken_rank_of_a_state", "qwen3.5"),
@@ -48,7 +49,27 @@ QUICK = (
     ("test_ranks.py::test_two_ranks[deepseek-v4", ""),
     ("test_over_grpc[float32-qwen3.5", ""),
     ("test_over_grpc[float32-deepseek-v4", ""),
-    ("test_over_grpc[float32-gpt-oss", ""),
+)
+# Breaks that another family has as well.
+REPEATED = tuple(
+    ("test_a_broken_part_fails", broken)
+    for broken in (
+        "gemma3, window off by one",
+        "deepseek-v4, window off by one",
+        "gpt-oss, window off by one",
+        "deepseek-v4, bias left out of routing",
+        "gpt-oss, bias left out of routing",
+        "gpt-oss, gate not clipped",
+        "gpt-oss, sinks of zero",
+    )
+)
+# What `make test` plays of the first shape in bfloat16 too.
+IN_BFLOAT16 = (
+    "test_engine.py::test_batched",
+    "test_engine.py::test_warm_prefix",
+    "test_engine.py::test_a_stale_prefix_fails",
+    "test_runner.py::test_batched",
+    "test_runner.py::test_a_rope_position_off_by_one_fails",
 )
 QUICK_SEQUENCES, QUICK_LONG, QUICK_SHORT = 12, 4200, 300
 
@@ -99,7 +120,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             later += [] if _params(item)["shape"].name in quick else [item]
         elif _shape_of(item) not in (None, SHAPES[0]):
             played = any(a in item.nodeid and b in item.nodeid for a, b in QUICK)
-            later += [] if played and _dtype_of(item) == "float32" else [item]
+            repeated = any(a in item.nodeid and b in item.nodeid for a, b in REPEATED)
+            later += [] if played and not repeated and _dtype_of(item) == "float32" else [item]
+        elif "test_over_grpc" in item.nodeid and not cuda:
+            later.append(item)  # the dense shape; that the demo's has its numbers through a server, tests/e2e shows
+        elif _dtype_of(item) == "bfloat16" and not cuda:
+            whole = any(name in item.nodeid for name in IN_BFLOAT16)
+            later += [] if whole and "chunk-1]" not in item.nodeid and "no-overlap" not in item.nodeid else [item]
     config.hook.pytest_deselected(items=later)
     items[:] = [item for item in items if item not in later]
 

@@ -111,9 +111,11 @@ def sum_in_turn(patch: pytest.MonkeyPatch) -> None:
     """Products add up their inputs one by one, as one accumulator would: numpy's order goes by the sides of both."""
 
     def matmul(a: np.ndarray, b: np.ndarray, dtype: Any) -> np.ndarray:
+        a, b = a.astype(dtype), b.astype(dtype)
         total = np.zeros((*a.shape[:-1], b.shape[-1]), dtype)
+        product = np.empty_like(total)
         for k in range(a.shape[-1]):
-            total += a[..., :, k, None].astype(dtype) * b[..., None, k, :].astype(dtype)
+            total += np.multiply(a[..., :, k, None], b[..., None, k, :], out=product)
         return total
 
     patch.setattr(np, "matmul", matmul)

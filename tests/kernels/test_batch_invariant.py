@@ -25,6 +25,27 @@ COUNTS = (2, 9, 16, 17, 33, 63, 64, 65, 72, 136, 257, 1023, 1024, 2047, 2048, 40
 MOST = {"cuda": 4097, "cpu": 72}
 # One for each height of tiles, which the interpreter has time for.
 QUANTIZED = {"cuda": QUANTIZED_COUNTS, "cpu": (17, 64, 129)}
+# What weights of another kind show as well: an activation behind a product, inputs as they are, an order, experts whose
+# numbers a product of one matrix reads in the same way.
+REPEATED = {
+    "linear": (
+        "fp8 blocks, silu",
+        "fp8 rows, a given scale",
+        "int8 both sides, silu",
+        "int8 rows, inputs as they are",
+        "int4 groups, silu",
+        "nvfp4, rounded inputs",
+        "blocks, gate and up in two formats",
+        "blocks, silu",
+    ),
+    "moe_gemm": (
+        "fp8 rows",
+        "int8 rows, inputs as they are",
+        "int8 groups, some elsewhere",
+        "int4 groups in an order",
+        "blocks, gate and up in two formats",
+    ),
+}
 CPU = torch.device("cpu")
 
 
@@ -87,7 +108,11 @@ def test_a_token_has_the_same_bits_in_steps_of_any_size(op: Op, kind: str, devic
 
 @pytest.mark.parametrize(
     ("op", "kind"),
-    [pytest.param(Op(op), kind, id=f"{op}: {kind}") for op in ("linear", "moe_gemm") for kind in quantized_steps()[op]],
+    [
+        pytest.param(Op(op), kind, id=f"{op}: {kind}", marks=pytest.mark.slow if kind in REPEATED[op] else ())
+        for op in ("linear", "moe_gemm")
+        for kind in quantized_steps()[op]
+    ],
 )
 def test_a_row_by_a_quantized_weight_has_the_same_bits_wherever_it_stands(
     op: Op, kind: str, device: torch.device, monkeypatch: pytest.MonkeyPatch

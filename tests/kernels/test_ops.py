@@ -25,13 +25,15 @@ def _cases(op: Op) -> list[Case]:
 
 
 def _pairs(op: Op) -> Iterator[Any]:
-    """Of each op's cases in half precision the first; those that repeat others of bfloat16 are left to `make
-    test-slow`."""
+    """Of each op's cases in either half precision the first; those that repeat others of a wider type are left to
+    `make test-slow`."""
     cases = _cases(op)
-    wide = {case.name for case in cases if case.dtype is torch.bfloat16}
-    repeated = [case for case in cases if case.dtype is torch.float16 and case.name in wide][1:]
+    repeated = []
+    for narrow, wide in ((torch.float16, torch.bfloat16), (torch.bfloat16, torch.float32)):
+        names = {case.name for case in cases if case.dtype is wide}
+        repeated += [case for case in cases if case.dtype is narrow and case.name in names][1:]
     for case in cases:
-        marks = [pytest.mark.slow] if case in repeated else []
+        marks = [pytest.mark.slow] if any(case is one for one in repeated) else []
         # Experts of real sizes and scores of whole prompts come one after the other: several at once do not fit a GPU.
         if op.name in ("moe_gemm", "paged_attention") and not case.small:
             marks.append(pytest.mark.xdist_group("large"))

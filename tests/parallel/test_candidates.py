@@ -34,6 +34,7 @@ from tests.runner.test_graphs import Recorder
 from tests.runner.tiny import CONFIG
 
 SIZES = (2, 3)
+PLAYED = (2, pytest.param(3, marks=pytest.mark.slow))
 VOCAB, ROWS, HELD = 1531, 10, 12
 OPS = select(Workspace(torch.device("cpu")))
 
@@ -104,7 +105,7 @@ def same(got: Drawn, want: Drawn) -> None:
         assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", PLAYED)
 @pytest.mark.parametrize("whole", [False, True], ids=["candidates", "whole"])
 def test_ranks_draw_what_one_draws(size: int, whole: bool) -> None:
     for seed in range(12):
@@ -215,7 +216,7 @@ def play(checkpoint: Path, size: int, merge: bool, method: str) -> tuple[Heard, 
 
 
 @pytest.mark.parametrize("method", ["none", "ngram"])
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", PLAYED)
 def test_the_switch_changes_no_token(checkpoint: Path, size: int, method: str) -> None:
     merged, few, recorder = play(checkpoint, size, True, method)
     gathered, many, _ = play(checkpoint, size, False, method)

@@ -133,7 +133,7 @@ def of(folder: Path, method: str = "none", **cache: Any) -> EngineConfig:
     )
 
 
-@pytest.mark.parametrize("padded", [False, True], ids=["eager", "padded"])
+@pytest.mark.parametrize("padded", [pytest.param(False, marks=pytest.mark.slow), True], ids=["eager", "padded"])
 def test_an_engine_says_the_same(folder: Path, expected: Heard, padded: bool) -> None:
     """In chunks, then with all that the prefix tree holds."""
     (first, again), stats = heard_of(of(folder), 2, padded)
@@ -148,7 +148,7 @@ def test_requests_are_computed_again_where_blocks_run_out(folder: Path, expected
     assert stats.preemptions > 0
 
 
-@pytest.mark.parametrize("method", ["ngram", "mtp"])
+@pytest.mark.parametrize("method", [pytest.param("ngram", marks=pytest.mark.slow), "mtp"])
 def test_drafts_change_no_token(folder: Path, expected: Heard, method: str) -> None:
     (heard,), stats = heard_of(of(folder, method))
     same(heard, expected)

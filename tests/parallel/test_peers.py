@@ -86,7 +86,7 @@ def wrong(given: Given, want: Given) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_processes_get_the_sum_in_the_order_of_ranks(size: int, tmp_path: Path) -> None:
     given, want = played(size, tmp_path), expected(size)
     for rank, of in enumerate(given):

@@ -44,7 +44,14 @@ def answers(model: Path, head: Path | None) -> tuple[dict[str, list[int]], float
     return heard.tokens, stats.accepted_tokens / max(1, stats.draft_tokens)
 
 
-@pytest.mark.parametrize(("acceptance", "low", "high"), [(0.75, 0.68, 0.82), (1.0, 1.0, 1.0), (0.0, 0.0, 0.02)])
+@pytest.mark.parametrize(
+    ("acceptance", "low", "high"),
+    [
+        (0.75, 0.68, 0.82),
+        pytest.param(1.0, 1.0, 1.0, marks=pytest.mark.slow),
+        pytest.param(0.0, 0.0, 0.02, marks=pytest.mark.slow),
+    ],
+)
 def test_drafts_stand_as_often_as_was_asked(tmp_path: Path, acceptance: float, low: float, high: float) -> None:
     shape = tmp_path / "shape.json"
     shape.write_text(json.dumps({**shapes.SHAPES["tiny"], **SMALL}))

@@ -31,7 +31,7 @@ def drafted_by(folder: Path) -> SpeculationConfig:
     return SpeculationConfig(method="draft", model=str(folder), tokens=3)
 
 
-@pytest.mark.parametrize("padded", [False, True], ids=["eager", "padded"])
+@pytest.mark.parametrize("padded", [pytest.param(False, marks=pytest.mark.slow), True], ids=["eager", "padded"])
 @pytest.mark.parametrize(("family", "overlap", "seed"), played(FAMILIES, ("dense",)))
 def test_a_draft_model_changes_no_token(
     folders: dict[str, Path], family: str, overlap: bool, seed: int, padded: bool
@@ -45,7 +45,7 @@ def test_a_draft_model_changes_no_token(
 @pytest.mark.parametrize(
     ("family", "overlap"),
     [
-        pytest.param(f, o, marks=in_one_process(f))
+        pytest.param(f, o, marks=[in_one_process(f), *([] if o and f in ("dense", "latents") else [pytest.mark.slow])])
         for f, o in (*((family, True) for family in FAMILIES), ("dense", False))
     ],
 )

@@ -196,13 +196,13 @@ def in_one_process(family: str) -> pytest.MarkDecorator:
 
 def played(overlapped: Iterable[str], in_turn: Iterable[str] = ()) -> list[Any]:
     """Parameters: families, whether their steps overlap, and seeds of requests. `make test` has one seed with
-    overlapped steps and the other with steps in turn, `make test-slow` the other way about."""
+    overlapped steps and, of dense layers, the other with steps in turn, `make test-slow` the rest."""
     made = []
     for family, overlap in (*((f, True) for f in overlapped), *((f, False) for f in in_turn)):
         seeds = SEEDS.get(family, (1, 2))
         for seed in seeds:
             marks = [in_one_process(family)]
-            if len(seeds) > 1 and overlap != (seed == 1):
+            if len(seeds) > 1 and (overlap != (seed == 1) or (not overlap and family != "dense")):
                 marks.append(pytest.mark.slow)
             name = f"{family}-{'overlapped' if overlap else 'in-turn'}-{seed}"
             made.append(pytest.param(family, overlap, seed, marks=marks, id=name))
@@ -245,7 +245,7 @@ def test_drafts_change_no_token(folders: dict[str, Path], family: str, overlap: 
     assert accepted > 50
 
 
-@pytest.mark.parametrize("overlap", [True, False], ids=["overlapped", "in-turn"])
+@pytest.mark.parametrize("overlap", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["overlapped", "in-turn"])
 @pytest.mark.parametrize("family", [pytest.param(family, marks=in_one_process(family)) for family in DRAFTED])
 def test_drafts_change_no_token_of_padded_steps(folders: dict[str, Path], family: str, overlap: bool) -> None:
     """Over both seeds, since not in each does an entry draft less than the others."""

@@ -123,7 +123,7 @@ def dummies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, P
     return made
 
 
-@pytest.mark.parametrize("padded", [False, True], ids=["eager", "padded"])
+@pytest.mark.parametrize("padded", [pytest.param(False, marks=pytest.mark.slow), True], ids=["eager", "padded"])
 @pytest.mark.parametrize(("family", "overlap", "seed"), played(FAMILIES, ("dense",)))
 def test_a_head_changes_no_token(
     dummies: dict[str, tuple[Path, Path]], family: str, overlap: bool, seed: int, padded: bool
@@ -167,7 +167,9 @@ def right(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder, head
 
 
-@pytest.mark.parametrize(("overlap", "padded"), [(True, True), (True, False), (False, False)])
+@pytest.mark.parametrize(
+    ("overlap", "padded"), [(True, True), pytest.param(True, False, marks=pytest.mark.slow), (False, False)]
+)
 def test_drafts_of_a_head_that_knows_stand(right: tuple[Path, Path], overlap: bool, padded: bool) -> None:
     """Greedy and sampled, since drafts are drawn by the model's own noise; beside requests that draw under edits."""
     folder, head = right

@@ -235,8 +235,20 @@ def config_for(folder: Path, overlap: bool = True, tokens: int = 3, blocks: int 
     )
 
 
-@pytest.mark.parametrize(("own", "padded"), [(False, False), (True, True)], ids=["shared-eager", "own-padded"])
-@pytest.mark.parametrize("family", _MODELS)
+@pytest.mark.parametrize(
+    ("family", "own", "padded"),
+    [
+        pytest.param(
+            family,
+            own,
+            own,
+            id=f"{family}-{'own-padded' if own else 'shared-eager'}",
+            marks=() if own or family == "deepseek-v3" else pytest.mark.slow,
+        )
+        for family in _MODELS
+        for own in (False, True)
+    ],
+)
 def test_drafts_are_those_of_the_definition(tmp_path: Path, family: str, own: bool, padded: bool) -> None:
     """Behind prompts that came in chunks and were computed again."""
     made = module(family, own)
@@ -256,8 +268,14 @@ def test_drafts_are_those_of_the_definition(tmp_path: Path, family: str, own: bo
             assert drafts == made.drafts(text, len(drafts))
 
 
-@pytest.mark.parametrize(("overlap", "padded"), [(True, True), (False, False)])
-@pytest.mark.parametrize("family", _MODELS)
+@pytest.mark.parametrize(
+    ("family", "overlap", "padded"),
+    [
+        pytest.param(family, both, both, marks=() if both or family == "deepseek-v3" else pytest.mark.slow)
+        for family in _MODELS
+        for both in (True, False)
+    ],
+)
 def test_drafts_of_a_module_that_knows_stand(tmp_path: Path, family: str, overlap: bool, padded: bool) -> None:
     settings = config_for(module(family, knows=True).write(tmp_path), overlap, tokens=4, blocks=60, rows=6)
     asked = [*prompts(4, temperature=0.0), *prompts(4, 4, temperature=0.7, top_p=0.9)]
@@ -287,7 +305,7 @@ _SEEDS = {"qwen3.5": SEEDS["states"], "deepseek-v4": SEEDS["entries"]}
 @pytest.mark.parametrize(
     ("family", "padded", "seed"),
     [
-        pytest.param(family, padded, seed, marks=pytest.mark.slow if len(seeds) > 1 and padded != (seed == 2) else ())
+        pytest.param(family, padded, seed, marks=() if padded and seed == 2 else pytest.mark.slow)
         for family, seeds in ((family, _SEEDS.get(family, (1, 2))) for family in DUMMIES)
         for padded in (False, True)
         for seed in seeds

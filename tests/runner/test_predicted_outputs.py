@@ -35,7 +35,7 @@ def asked(name: str, predicted: list[int], **params: object) -> RequestInput:
 
 
 @pytest.mark.parametrize("params", [{"temperature": 0.0}, {"temperature": 0.9, "repetition_penalty": 1.2}], ids=str)
-@pytest.mark.parametrize("method", ["prediction", "ngram", "suffix"])
+@pytest.mark.parametrize("method", ["prediction", "ngram", pytest.param("suffix", marks=pytest.mark.slow)])
 def test_a_predicted_answer_takes_fewer_steps(tmp_path: Path, method: str, params: dict[str, float]) -> None:
     plain = engine_for(tmp_path, SpeculationConfig())
     want = run(plain, [asked("a", [], **params)])

@@ -59,12 +59,13 @@ PACKED_EXPERTS = {
 }
 
 
+# Left to `make test-slow`: what drafts, ranks, other weights and packed experts show as well.
 @pytest.mark.parametrize(
     ("config", "steps", "mode"),
     [
-        (DENSE, 100, ()),
-        (LATENT_EXPERTS, 100, ()),
-        (DENSE, 30, ("deterministic",)),
+        pytest.param(DENSE, 100, (), marks=pytest.mark.slow),
+        pytest.param(LATENT_EXPERTS, 100, (), marks=pytest.mark.slow),
+        pytest.param(DENSE, 30, ("deterministic",), marks=pytest.mark.slow),
         ({**DENSE, "quantization_config": QUANTIZATIONS["fp8"]}, 20, ("deterministic",)),
         ({**DENSE, "quantization_config": QUANTIZATIONS["fp8"]}, 60, ()),
         (PACKED_EXPERTS, 40, ()),

@@ -67,6 +67,7 @@ class Rig:
         self.metrics.start()
         self.link.start(self.frontend)
         self.supervisor.start()
+        self._connected = True
 
     def submit(self, seed: int = 0, stream: bool = True) -> Request:
         request = Request(parameters=LONG, input_ids=[2, 3, 4 + seed], stream=stream)
@@ -81,10 +82,17 @@ class Rig:
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
         os.kill(self.engine_pid(), number)
 
-    def close(self) -> None:
+    def disconnect(self) -> None:
+        """End all but the engine, which ends when no frontend is connected any more."""
+        if not self._connected:
+            return
+        self._connected = False
         self.frontend.close("closed by the test")
         self.supervisor.stop()
         self.link.close()
+
+    def close(self) -> None:
+        self.disconnect()
         with self.folder.leave() as last:
             if last:
                 self.supervisor.close_engine()

@@ -77,7 +77,9 @@ def want(checkpoint: Path) -> list[Any]:
     return answers
 
 
-@pytest.mark.parametrize(("overlap", "padded"), [(True, True), (True, False), (False, False)])
+@pytest.mark.parametrize(
+    ("overlap", "padded"), [(True, True), pytest.param(True, False, marks=pytest.mark.slow), (False, False)]
+)
 @pytest.mark.xdist_group("drafts under constraints")
 def test_answers_are_those_without_drafts(checkpoint: Path, want: list[Any], overlap: bool, padded: bool) -> None:
     for method in ("prediction", "ngram"):

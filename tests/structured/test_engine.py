@@ -216,8 +216,15 @@ def test_thinking_is_free_and_the_answer_is_not(engine: Engine, tokenizer: Token
 @pytest.mark.parametrize(
     "tags", [("<think>", "</think>"), ("[a", "b]"), ("<x>", "<|im_start|>"), ("<|im_start|>a", "b]")]
 )
-@pytest.mark.parametrize("think", ["open", "may"])
-@pytest.mark.parametrize("kind", ["free", "choice"])
+@pytest.mark.parametrize(
+    ("kind", "think"),
+    [
+        ("free", "open"),
+        ("choice", "may"),
+        pytest.param("free", "may", marks=pytest.mark.slow),
+        pytest.param("choice", "open", marks=pytest.mark.slow),
+    ],
+)
 def test_thinking_ends_where_its_budget_does(
     engine: Engine, tokenizer: Tokenizer, kind: Any, think: Any, tags: tuple[str, str]
 ) -> None:

@@ -6,10 +6,13 @@ import json
 from typing import Any
 
 import httpx
+import pytest
 
 from clients.python.local_server import LocalServer
 from engine.types import MAX_PREDICTED_IDS
 from tests.clients.conftest import Shim, gauges, until
+
+pytestmark = pytest.mark.xdist_group("openai")
 
 ASKED = {
     "model": "demo",

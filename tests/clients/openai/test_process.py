@@ -144,6 +144,7 @@ def test_salts_part_the_prefix_cache_and_the_admin_key_empties_it(triton: str, t
         shim.stop()
 
 
+@pytest.mark.slow  # any form is chosen by its flag, and each is read in tests of its own
 def test_a_form_with_markers_around_calls_is_asked_for_and_read(triton: str, tmp_path: Path) -> None:
     shim = Shim(tmp_path, "--triton", triton, "--tool-parser", "kimi-k2")
     parameters = {"type": "object", "properties": {"zone": {"const": "UTC"}}, "required": ["zone"]}

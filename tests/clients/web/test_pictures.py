@@ -13,6 +13,8 @@ from playwright.sync_api import Browser, expect
 from tests.clients.web.said import ANSWERS, say
 from tests.clients.web.stand_in import StandIn
 
+pytestmark = pytest.mark.xdist_group("web")  # a browser for all
+
 PICTURES = {
     "chat-light": ("light", 1200, 860),
     "chat-dark": ("dark", 1200, 860),

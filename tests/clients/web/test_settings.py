@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from playwright.sync_api import Page, expect
 
 from clients.openai.schema import ChatRequest, Sampling
@@ -9,6 +10,8 @@ from tests.clients.web.said import say
 from tests.clients.web.stand_in import StandIn
 
 # Fields of a request that the page has no box for: what "Further fields" is for, what cannot be streamed, older names.
+pytestmark = pytest.mark.xdist_group("web")  # a browser for all
+
 FURTHER = {
     "add_special_tokens", "cache_salt", "request_id", "return_token_ids", "return_tokens_as_token_ids", "speculation",
     "timeout", "truncate_prompt_tokens", "user",

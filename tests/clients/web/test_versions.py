@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.clients.web.said import say
 from tests.clients.web.stand_in import StandIn
+
+pytestmark = pytest.mark.xdist_group("web")  # a browser for all
 
 
 def titles(page: Page) -> list[str]:

@@ -33,6 +33,7 @@ def test_plain_reads_and_the_loader_alternate_in_processes_of_their_own(
     assert "commit" in written
 
 
+@pytest.mark.slow
 def test_ranks_load_their_slices(tmp_path: Path) -> None:
     folder = checkpoints.write(tmp_path, "tiny", **SMALL)
     figures = loading.measure(folder, ["parallel.tensor=2"], 1, cold=False)

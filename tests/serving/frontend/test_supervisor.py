@@ -13,11 +13,9 @@ from pathlib import Path
 import pytest
 
 from engine.config import EngineConfig
-from engine.serving.frontend.settings import FrontendConfig
 from engine.serving.host.host import Host
 from engine.serving.link.process_watch import start_time
 from engine.serving.link.run_folder import EngineState, RunFolder
-from engine.text import Tokenizer
 from tests.serving import scripted_host
 from tests.serving.rig import Rig
 from tests.serving.stub import tokens_of
@@ -131,21 +129,16 @@ def test_an_engine_that_a_signal_without_a_name_killed_is_replaced(rig: Callable
     assert len(tokens_of(request.all())) == 120
 
 
-def test_an_engine_that_nobody_was_told_of_is_adopted(
-    rig: Callable[..., Rig], tokenizer: Tokenizer, tmp_path: Path
-) -> None:
+def test_an_engine_that_nobody_was_told_of_is_adopted(rig: Callable[..., Rig]) -> None:
     """The frontend that started it was killed before it could say so."""
     running = rig()
     engine = running.engine_pid()
     running.supervisor.stop()
     (running.folder.path / "state").unlink()
-    second = Rig(tmp_path, tokenizer, "fine", FrontendConfig(), "f1")
-    try:
-        assert second.engine.ready.wait(30)
-        assert second.engine_pid() == engine
-        assert len(tokens_of(second.submit().all())) == 120
-    finally:
-        second.close()
+    second = rig(name="f1")
+    assert second.engine.ready.wait(30)
+    assert second.engine_pid() == engine
+    assert len(tokens_of(second.submit().all())) == 120
 
 
 def test_an_engine_process_in_whose_place_is_another_ends(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def deaths(running: Rig) -> int:
     return state.epoch - 1
 
 
-@pytest.mark.parametrize("poisons", [1, 2])
+@pytest.mark.parametrize("poisons", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_request_that_kills_the_engine_ends_and_those_beside_it_go_on(rig: Callable[..., Rig], poisons: int) -> None:
     """Whichever frontend they came by. Deaths that a request is to blame for do not end the model: with two of them
     the engine dies four times in a row, and three are allowed."""

@@ -128,7 +128,7 @@ def test_a_download_that_keeps_breaking_is_a_sentence_and_whole_files_are_kept(a
     assert held.fetched() == ["model.safetensors from 0"]
 
 
-@pytest.mark.parametrize("file", ["model.safetensors", "config.json"])
+@pytest.mark.parametrize("file", ["model.safetensors", pytest.param("config.json", marks=pytest.mark.slow)])
 def test_bytes_of_another_hash_are_thrown_away(add: Add, held: Repository, file: str) -> None:
     held.wrong.add(file)
     assert f"{file} of {NAME} arrived with another hash" in add.refused()
@@ -176,7 +176,9 @@ def test_no_network_and_offline_mode_are_sentences(add: Add, held: Repository) -
     assert "offline mode is on" in add.refused(HF_HUB_OFFLINE="1")
 
 
-@pytest.mark.parametrize("answer", [None, [], {}, "welcome"])
+@pytest.mark.parametrize(
+    "answer", [None, *(pytest.param(answer, marks=pytest.mark.slow) for answer in ([], {})), "welcome"]
+)
 def test_what_is_no_hub_is_a_sentence(add: Add, held: Repository, answer: object) -> None:
     held.answers = [answer]
     assert "answers otherwise than a hub does: is a proxy in between, or HF_ENDPOINT" in add.refused()

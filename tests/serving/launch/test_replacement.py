@@ -156,9 +156,9 @@ def test_when_all_are_dead_all_are_made_anew_at_once(tend: Callable[..., tuple[S
 @pytest.mark.parametrize(
     "newborn",
     [
-        [{"g0", "g1"}],
+        pytest.param([{"g0", "g1"}], marks=pytest.mark.slow),
         [{"g0", "g1"}, {"g0", "g1"}, {"g0", "g1"}],
-        [{"g0"}, {"g1"}],
+        pytest.param([{"g0"}, {"g1"}], marks=pytest.mark.slow),
         [{"g0", "g1"}, {"g1"}],
     ],
 )
