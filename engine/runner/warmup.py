@@ -64,7 +64,7 @@ def warmup_steps(
     """What to play, for an engine of these limits. merges: most steps draw from candidates of the ranks, some not."""
     contexts = (0, 100, 2048)
     most = max_rows + MULTI_TOKEN_ENTRIES  # of a padded step
-    singles = (1, 2, 5, 9, 17, 32, 33, 49, 64, 65, 97, 113, 128, 129, max_rows, most)
+    singles = (1, 2, 3, 5, 9, 17, 32, 33, 49, 64, 65, 97, 113, 128, 129, max_rows, most)
     made = [WarmupStep(entries, 0, first, 0) for entries in singles for first in contexts]
     # Beside prompts such numbers of entries take other kernels.
     made += [WarmupStep(entries, 1, first, 2) for entries in singles if 16 <= entries <= 128 for first in (0, 2048)]

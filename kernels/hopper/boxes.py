@@ -20,24 +20,28 @@ _KINDS = {
 
 
 @lru_cache(maxsize=4096)
-def _described(shape: torch.Size, strides: tuple[int, ...], box: tuple[int, ...], dtype: torch.dtype) -> dict[str, Any]:
+def _described(
+    shape: torch.Size, strides: tuple[int, ...], box: tuple[int, ...], dtype: torch.dtype, swizzle: int
+) -> dict[str, Any]:
     """What a description holds beside its tensor, as Triton checks it."""
     layout = gl.NVMMASharedLayout.get_default_for(list(box), _KINDS[dtype])
+    if swizzle:
+        layout = gl.NVMMASharedLayout(swizzle, layout.element_bitwidth, layout.rank)
     like = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
     return vars(TensorDescriptor(like, list(shape), list(strides), list(box), layout))
 
 
-def boxes(source: torch.Tensor, *box: int) -> TensorDescriptor:
+def boxes(source: torch.Tensor, *box: int, swizzle: int = 0) -> TensorDescriptor:
     """What the copy engine knows of a tensor, of 16-bit numbers or 8-bit floats, that it reads or writes in boxes;
     places outside of it read as zero and are not written. Checked once for all tensors of a shape: steps without a
-    graph ask for hundreds.
+    graph ask for hundreds. swizzle: bytes of a row that stand together in shared memory; 0: as many as can.
 
     Raises ValueError when the tensor does not begin at a multiple of 16 bytes.
     """
     if source.data_ptr() % 16:
         raise ValueError("the bulk copy engine reads tensors that begin at a multiple of 16 bytes")
     made = object.__new__(TensorDescriptor)
-    made.__dict__.update(_described(source.shape, source.stride(), box, source.dtype), base=source)
+    made.__dict__.update(_described(source.shape, source.stride(), box, source.dtype, swizzle), base=source)
     return made
 
 

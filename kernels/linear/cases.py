@@ -391,7 +391,18 @@ def gguf_cases() -> list[Case]:
         gguf_case("blocks, one row, gate and up in two formats", bf16, 1, 24, 256, pair, norm=True, activation="silu"),
         gguf_case("blocks, four rows of two formats, many inputs", bf16, 4, 60, 8448, {"Q8_0": 33, "Q5_K": 27}),
     ]
-    for t in (1, 4, 8, 64, 1024):
+    # Of the kernel whose columns are rows: rows of a block that is not full, units that programs share.
+    for t, n, k, dtype in (
+        (4, 41, 2048, bf16),
+        (13, 200, 4096, f16),
+        (16, 72, 256, bf16),
+        (33, 136, 1280, f16),
+        (64, 41, 2048, bf16),
+    ):
+        made.append(gguf_case(f"Q4_K blocks, T{t}", dtype, t, n, k, "Q4_K", bias=True, residual=True, norm=True))
+        made.append(gguf_case(f"Q4_K blocks, T{t} silu", dtype, t, n, k, "Q4_K", activation="silu", bias=True))
+    made.append(gguf_case("blocks of two formats, T24", bf16, 24, 210, 2048, {"Q4_K": 140, "Q6_K": 70}, residual=True))
+    for t in (1, 4, 8, 32, 64, 1024):
         for name, n, k, formats, fused in (
             ("qkv", 6144, 4096, {"Q4_K": 5120, "Q6_K": 1024}, {"norm": True}),
             ("gate and up", 14336, 4096, "Q4_K", {"norm": True, "activation": "silu"}),

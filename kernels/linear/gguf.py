@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.linear.gguf_dispatch import DISPATCH, GgufOperands, GgufProblem
+from kernels.linear.gguf_stream import streams_blocks
 from kernels.linear.gguf_vector import reads_blocks
 from kernels.weight import GgufBlocks
 from kernels.workspace import Workspace
@@ -26,8 +27,9 @@ def linear(
     rows, k = x.shape
     if not rows:
         return x.new_zeros((0, weight.shape[0] // (2 if activation else 1)))
-    outputs, vector = tuple(part.shape[0] for part in weight.parts), reads_blocks(x, weight)
-    problem = GgufProblem(rows, outputs, k, activation is not None, deterministic, workspace.table, vector)
+    outputs = tuple(part.shape[0] for part in weight.parts)
+    takes = (reads_blocks(x, weight), streams_blocks(x, weight), x.dtype != torch.float32)
+    problem = GgufProblem(rows, outputs, k, activation is not None, deterministic, workspace.table, *takes)
     choice, normed = DISPATCH.choose(problem), (norm_weight, eps, offset)
     operands = GgufOperands(workspace, x, weight, bias, residual, activation, normed, deterministic)
     y: torch.Tensor = choice.launch(operands, choice.config)

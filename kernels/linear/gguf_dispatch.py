@@ -1,6 +1,7 @@
-"""Which kernels multiply by blocks of GGUF files, decided once a shape. Up to sixteen rows read them packed in a kernel
-of registers (`gguf_vector`), and few in one of tiles; for many the numbers are written out once, and the dense product
-takes them. Each run of rows in a format of its own has a launch of its own."""
+"""Which kernels multiply by blocks of GGUF files, decided once a shape. Few rows read them packed: 4 to 64 of Q4_K in a
+kernel whose columns they are (`gguf_stream`), up to sixteen others in one of registers (`gguf_vector`), and what
+neither takes in one of tiles. For many the numbers are written out once, and the dense product takes them. Each run of
+rows in a format of its own has a launch of its own."""
 
 from __future__ import annotations
 
@@ -15,20 +16,25 @@ from kernels.gated_activation.kernel import gated_activation
 from kernels.linear import dense
 from kernels.linear.fp8_rows import RowTile
 from kernels.linear.gguf_rows import rows_product, unpacked
+from kernels.linear.gguf_stream import GgufStreamTile, gguf_stream
 from kernels.linear.gguf_vector import GgufVectorTile, gguf_vector
 from kernels.linear.packed_dispatch import not_written_out, row_tile
+from kernels.linear.skinny import counters
 from kernels.rms_norm.kernel import rms_norm
 from kernels.tuned.tables import DEFAULT
 from kernels.weight import Dense, GgufBlocks
 from kernels.workspace import Workspace
 
 NOT_NORMED = (None, 0.0, 0.0)
+# Of 16-bit floats; from one more on, tiles take as long as to write the numbers out and to read them again, or longer.
+FEW_ROWS = 16
 
 
 class GgufProblem(NamedTuple):
     """What the choice of kernels depends on.
 
-    rows, inputs: of x. outputs in each format, one behind another; of a gated product both halves count.
+    rows, inputs: of x. outputs in each format, one behind another; of a gated product both halves count. vector,
+    stream: whether that kernel takes the operands. narrow: x is of 16-bit floats.
     """
 
     rows: int
@@ -38,6 +44,8 @@ class GgufProblem(NamedTuple):
     deterministic: bool
     table: str = DEFAULT
     vector: bool = False
+    stream: bool = False
+    narrow: bool = False
 
 
 class GgufOperands(NamedTuple):
@@ -73,13 +81,15 @@ class FormatRows(NamedTuple):
 
 def _row_config(problem: GgufProblem) -> tuple[RowTile, ...]:
     """The cut of each part's product."""
-    rows, outputs, inputs, gated, deterministic, table, _ = problem
+    rows, outputs, inputs, gated, deterministic, table, *_ = problem
     return tuple(row_tile(rows, n // (2 if gated else 1), inputs, gated, deterministic, table) for n in outputs)
 
 
 def _not_written_out(problem: GgufProblem) -> str | None:
     if problem.deterministic:
         return "its sums depend on the number of rows"
+    if problem.narrow:
+        return None if problem.rows > FEW_ROWS else f"for more than {FEW_ROWS} rows of 16 bits"
     return not_written_out(problem.rows, problem.table)
 
 
@@ -114,6 +124,11 @@ def _vector(operands: GgufOperands, tiles: tuple[GgufVectorTile, ...]) -> torch.
     for (part, name, bias, residual, out), tile in zip(runs, tiles, strict=True):
         gguf_vector(workspace, x, part, name, bias, normed, residual, out, activation, tile)
     return y
+
+
+def _stream(operands: GgufOperands, tile: GgufStreamTile) -> torch.Tensor:
+    workspace, x, weight, bias, residual, activation, *_ = operands.normed_before()
+    return gguf_stream(workspace, x, weight.parts[0], bias, residual, activation, tile, counters(workspace))
 
 
 def _runs(operands: GgufOperands) -> tuple[torch.Tensor, list[FormatRows]]:
@@ -153,8 +168,30 @@ def _not_vector(problem: GgufProblem) -> str | None:
     return None
 
 
+def stream_tile(rows: int, gated: bool) -> GgufStreamTile:
+    """Four warps, and as many programs as leave two stages of the ring; eight warps where none do."""
+    height = next(h for h in (8, 16, 32, 64) if rows <= h)
+    some = (GgufStreamTile(height, 4, programs) for programs in (3, 2))
+    return next((tile for tile in some if tile.fitting(1 + gated) >= 2), GgufStreamTile(height, 8, 1))
+
+
+def _not_streamed(problem: GgufProblem) -> str | None:
+    if problem.deterministic:
+        return "its sums depend on the number of rows"
+    if not problem.stream:
+        return "for 4 to 64 rows of 16 bits, Q4_K alone, and Hopper"
+    return None
+
+
 DISPATCH: Dispatch[GgufProblem] = Dispatch(
     [
+        Variant(
+            "stream",
+            _not_streamed,
+            lambda problem: stream_tile(problem.rows, problem.gated),
+            _stream,
+            "docs/experiments/2026-11-27-rows-of-gguf-blocks.md",
+        ),
         Variant(
             "vector",
             _not_vector,
@@ -167,7 +204,7 @@ DISPATCH: Dispatch[GgufProblem] = Dispatch(
             _not_written_out,
             lambda problem: None,
             _written_out,
-            "not measured for GGUF: the threshold of packed weights, docs/experiments/2026-11-24-quantized-experts.md",
+            "docs/experiments/2026-11-27-rows-of-gguf-blocks.md",
         ),
         Variant(
             "apart",

@@ -1,5 +1,5 @@
 """Instructions of PTX on two 16-bit numbers in a register, carried out one by one: enough for texts that kernels have
-inline."""
+inline. Of halves in braces there are two in a register."""
 
 from __future__ import annotations
 
@@ -15,14 +15,27 @@ DTYPES = {"bf16x2": torch.bfloat16, "f16x2": torch.float16}
 def execute(text: str, given: Mapping[int, int]) -> dict[int, int]:
     """What stands in operands $0, $1, … after a text, of registers that stand in $n before it."""
     held = {f"${place}": value for place, value in given.items()}
-    for instruction in text.strip().strip("{}").split(";"):
+    whole = text.strip()
+    for instruction in (whole[1:-1] if whole.startswith("{") else whole).split(";"):
         name, _, rest = instruction.strip().partition(" ")
         if not name or name == ".reg":
             continue
-        to, *sources = (part.strip() for part in rest.split(","))
+        to, *sources = (part.strip() for part in re.findall(r"\{.*?\}|[^,{}]+", rest) if part.strip())
+        if to.startswith("{"):
+            (value,) = (held[source] for source in sources)
+            held |= {half: value >> 16 * place & 0xFFFF for place, half in enumerate(_halves(to))}
+            continue
+        if sources[0].startswith("{"):
+            low, high = (held[half] for half in _halves(sources[0]))
+            held[to] = high << 16 | low
+            continue
         values = [held[source] if source in held else int(source, 0) for source in sources]
         held[to] = _whole(name, values) if name.endswith(".b32") or name == "shr.u32" else _numbers(name, values)
     return {int(place[1:]): value for place, value in held.items() if re.fullmatch(r"\$\d+", place)}
+
+
+def _halves(braces: str) -> list[str]:
+    return [half.strip() for half in braces[1:-1].split(",")]
 
 
 def _whole(name: str, values: list[int]) -> int:
@@ -30,6 +43,7 @@ def _whole(name: str, values: list[int]) -> int:
         "mov": lambda a: a,
         "and": lambda a, b: a & b,
         "or": lambda a, b: a | b,
+        "xor": lambda a, b: a ^ b,
         "shr": lambda a, by: a >> by,
         "shl": lambda a, by: a << by & FULL,
         "prmt": _chosen,

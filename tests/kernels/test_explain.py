@@ -34,6 +34,7 @@ def said(arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
         (f"{LINEAR} --weight fp8 --residual", "stream"),
         ("linear 8x14336x4096 --weight int8 --bias", "tiles"),
         ("linear 512x4096x4096 --weight q4_k", "written_out"),
+        ("linear 8x14336x4096 --weight q4_k --activation silu", "stream"),
         ("linear_norm 64x2048x4096", "split"),
         ("linear_norm 65x2048x4096", "apart"),
         ("gated_mlp 512x4096x14336 --weight fp8 --norm --residual", "rounded"),

@@ -48,7 +48,7 @@ with Compiler(1, None) as compiler, compiler.only(workspace):
     for name in FORMATS:
         for rows in (1, 3, 16):
             gguf.linear(workspace, **gguf_case("", bf16, rows, 96, 256, name, residual=True).make(cpu, generator))
-    gguf.linear(workspace, **gguf_case("", bf16, 40, 96, 256, "Q4_K", activation="silu").make(cpu, generator))
+    gguf.linear(workspace, **gguf_case("", bf16, 12, 96, 256, "Q4_K", activation="silu").make(cpu, generator))
     table = gguf_weight(generator, cpu, (96, 256), {"Q6_K": 96})
     gguf_rows.unpacked(workspace, table, bf16)
     for count in (1, 5):

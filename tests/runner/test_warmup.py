@@ -21,7 +21,10 @@ pytest.importorskip("triton")
 from engine.runner.inputs import MULTI_TOKEN_ENTRIES
 from engine.runner.warmup import LOGPROBS, logprobs_bucket, warmup_steps
 from kernels.compilation.watch import CompileWatch
+from kernels.linear.gguf_dispatch import DISPATCH, GgufProblem
+from kernels.linear.gguf_vector import EACH, MAX_ROWS
 from kernels.linear.invariant import many_rows_tile
+from kernels.sizes import next_power_of_2
 from perf.shapes import QUANTIZATIONS
 from tests.compiled import environment
 from tests.runner.test_graphs import TINY
@@ -127,6 +130,20 @@ def test_a_batch_invariant_product_of_any_number_of_rows_has_a_tile_of_a_warmup_
 ) -> None:
     met = {many_rows_tile(step.tokens, n, k, 132) for step in warmup_steps(256, 8192, context) if step.tokens > 128}
     assert many_rows_tile(rows, n, k, 132) in met
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("gated", [False, True])
+def test_blocks_of_files_take_any_number_of_rows_by_a_kernel_of_a_warmup_step(gated: bool, stream: bool) -> None:
+    """Of entries of one token each, whose rows the head takes too."""
+
+    def kernel(rows: int) -> tuple[Any, ...]:
+        taken = (rows <= MAX_ROWS, stream and 4 <= rows <= 64, True)
+        choice = DISPATCH.choose(GgufProblem(rows, (28672,), 4096, gated, False, "h200", *taken))
+        return choice.name, choice.config, min(EACH, next_power_of_2(rows)) if choice.name == "vector" else 0
+
+    met = {kernel(step.tokens) for step in warmup_steps(256, 8192, 8192) if step.singles == step.tokens}
+    assert met >= {kernel(rows) for rows in range(1, 257)}
 
 
 def test_every_number_of_logprobs_has_a_kernel_that_the_warmup_compiles() -> None:
