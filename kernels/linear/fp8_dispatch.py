@@ -215,7 +215,7 @@ DISPATCH: Dispatch[Fp8Problem] = Dispatch(
             _not_row_streamed,
             lambda problem: row_stream_tile(problem.gated),
             _row_stream,
-            "docs/experiments/2026-11-27-one-row-of-fp8.md",
+            "docs/experiments/2026-11-27-one-row-of-fp8.md: a Qwen3-8B-FP8 layer 67.4, 68.2 µs; before 72.5 to 73.1",
         ),
         Variant(
             "library",

@@ -1,4 +1,4 @@
-"""A weight of 8-bit floats with scales: by blocks (DeepSeek-V3, arXiv:2412.19437, section 3.3), rows or one for all."""
+"""A weight of 8-bit floats with scales: by blocks (DeepSeek-V3, arXiv:2412.19437, section 3.3), or rows."""
 
 from __future__ import annotations
 
@@ -10,19 +10,29 @@ from kernels.weight.base import Weight
 from kernels.weight.dense import Dense
 from kernels.weight.inputs import Inputs, quantized
 
+# The most inputs of a row that share a scale with other rows: kernels read such scales by tiles of so many inputs.
+MAX_SHARED = 128
+
 
 @dataclass(frozen=True, slots=True)
 class Fp8(Weight):
     """w[n, k] = data[n, k] · scale[n // block[0], k // block[1]].
 
     data [.., N, K] float8_e4m3fn; scale [.., ceil(N / block[0]), ceil(K / block[1])] float32; a row's scale has block
-    (1, K). inputs says how x is quantized before the product.
+    (1, K). inputs says how x is quantized before the product. Raises ValueError where rows share one scale for all of
+    more than MAX_SHARED inputs.
     """
 
     data: torch.Tensor
     scale: torch.Tensor
     block: tuple[int, int]
     inputs: Inputs
+
+    def __post_init__(self) -> None:
+        k = self.data.shape[-1]
+        if self.block[0] > 1 and self.scale.shape[-1] == 1 and k > MAX_SHARED:
+            shared = f"{self.block[0]} rows share one scale for all {k} inputs"
+            raise ValueError(f"{shared}, which may be up to {MAX_SHARED}: give each row its scale")
 
     @property
     def shape(self) -> tuple[int, ...]:
