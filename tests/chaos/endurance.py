@@ -177,9 +177,11 @@ FIGURES: dict[str, Callable[[float], str]] = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.endurance", description=__doc__)
-    parser.add_argument("names", nargs="*", choices=list(FIGURES))
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(FIGURES)}; default: all")
     parser.add_argument("--minutes", type=float, default=60.0, help="of the soak; more than 11")
     options = parser.parse_args()
+    if unknown := set(options.names) - set(FIGURES):
+        parser.error(f"no figure is called {', '.join(sorted(unknown))}: use {', '.join(FIGURES)}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the fleet ends with it
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     print(f"commit {commit.stdout.strip()}, {platform.machine()}, {os.cpu_count()} cores", flush=True)
