@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 
@@ -42,13 +42,14 @@ def plan(
     method: Method | None,
     activations: str = "auto",
     quantize: rounded.Kind | None = None,
+    unrounded: Collection[str] = OUTER,
 ) -> list[Rule]:
     """Give each of `weights`, by name, the format that its sources have, and return the rules that fill parameters.
 
     The checkpoint's tensors decide: `method` says how a module is stored if it is, and a module that is stored as it is
     stays so whether or not the config says that it was left out. Without a checkpoint the config decides. activations
-    "16bit" leaves the inputs of products as they are. quantize rounds what is stored as it is, less embedding and head,
-    while it is loaded.
+    "16bit" leaves the inputs of products as they are. quantize rounds what is stored as it is, less `unrounded`, while
+    it is loaded.
 
     Raises WeightsError for a table whose sources are stored in different ways.
     """
@@ -62,7 +63,7 @@ def plan(
             continue
         filled = _filled(weight, rule, entries, method, activations)
         plain = isinstance(weight.held, Dense) and not weight.dense_only
-        if quantize is not None and plain and rule.target not in OUTER:
+        if quantize is not None and plain and rule.target not in unrounded:
             weight.hold(rounded.make(quantize, len(rule.sources), weight.shape, activations == "16bit"))
             filled = weight.held.rules(rule, weight.shape)
         made += filled

@@ -29,6 +29,7 @@ from engine.quant import cache_scales
 from engine.quant import device as quant_device
 from engine.quant import plan as quant
 from engine.quant.formats import rounded
+from engine.quant.formats.rounded import Rounded
 from engine.quant.method import Method
 from engine.weights import dummy, loader
 from engine.weights.checkpoint import Checkpoint
@@ -55,6 +56,15 @@ class Target:
     shard: Shard
     checkpoint: Checkpoint | None
     method: Method | None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the settings say of a module's weights; see `engine.quant.plan.plan`."""
+
+    activations: str
+    quantize: rounded.Kind | None
+    unrounded: tuple[str, ...] = quant.OUTER
 
 
 def prepare(config: EngineConfig, build: BuildContext, decoder: Decoder, target: Target) -> DraftWeights | None:
@@ -90,8 +100,9 @@ def _model(folder: str, config: EngineConfig, build: BuildContext) -> DraftWeigh
             f"speculation.model {folder} has layers with a running state, from which drafts that do not stand cannot "
             "be taken back: take another draft model"
         )
-    unused = (*registry.unused(family, model), *scales.names)
-    fill = _planned(decoder, model, checkpoint, rules, registry.quantization(folder), unused, registry.copies(model))
+    unused, said = (*registry.unused(family, model), *scales.names), registry.quantization(folder)
+    fill = _planned(decoder, model, checkpoint, rules, said, unused, registry.copies(model), _apart(config))
+    _check_rounded(decoder, config)
     quant_device.check_weights(decoder.weights, build.device)
     decoder.materialize(build.device)
     return DraftWeights(decoder, fill)
@@ -117,7 +128,9 @@ def _eagle3(folder: str, config: EngineConfig, build: BuildContext) -> DraftWeig
         )
     own = _own_build(build, model, checkpoint, rules, (UNSCALED,) * len(model.layers))
     head = Eagle3Head(parsed, own, own_embedding, eagle3.has_table(parsed, names))
-    filled = _planned(head, model, checkpoint, rules, registry.quantization(folder), eagle3.UNUSED, {})
+    said = registry.quantization(folder)
+    filled = _planned(head, model, checkpoint, rules, said, eagle3.UNUSED, {}, _apart(config))
+    _check_rounded(head, config)
     quant_device.check_weights(head.weights, build.device)
     head.materialize(build.device)
 
@@ -173,11 +186,25 @@ def _mtp(config: EngineConfig, build: BuildContext, decoder: Decoder, target: Ta
     )
     head = mtp_head(own_build)(said, own_build, decoder, "embed" in apart, "head" in apart)
     unused = (*scales.names, *said.outer.values())
-    asked = (config.weights.activations, quantize)
-    fill = _planned(head, model, checkpoint, rules, target.method, unused, {}, *asked)
+    asked = Asked(config.weights.activations, quantize)
+    fill = _planned(head, model, checkpoint, rules, target.method, unused, {}, asked)
     quant_device.check_weights(head.weights, build.device)
     head.materialize(build.device)
     return DraftWeights(head, fill)
+
+
+def _apart(config: EngineConfig) -> Asked:
+    """Of a checkpoint of its own: the head speaks drafts alone, and an embedding is looked up and not multiplied by."""
+    return Asked(config.weights.activations, config.speculation.quantize, ("embed.weight",))
+
+
+def _check_rounded(module: Loaded, config: EngineConfig) -> None:
+    quantize = config.speculation.quantize
+    if quantize is not None and not any(isinstance(weight.held, Rounded) for weight in module.weights.values()):
+        raise ConfigError(
+            f"speculation.quantize = {quantize!r} is for 16-bit checkpoints, and speculation.model "
+            f"{config.speculation.model} is quantized: leave it out"
+        )
 
 
 def _check_vocabulary(folder: str, count: int, config: EngineConfig, build: BuildContext) -> None:
@@ -218,12 +245,11 @@ def _planned(
     method: Method | None,
     unused: Sequence[str],
     copies: Mapping[str, str],
-    activations: str = "auto",
-    quantize: rounded.Kind | None = None,
+    asked: Asked,
 ) -> Callable[[], None]:
     """Gives the module's weights their formats, names what does not fit, and returns what fills it."""
     spare = quant.spare_biases(rules, checkpoint)
-    rules = quant.plan(module.weights, rules, checkpoint, method, activations, quantize)
+    rules = quant.plan(module.weights, rules, checkpoint, method, asked.activations, asked.quantize, asked.unrounded)
     if checkpoint is not None:
         loader.plan(dict(module.named_parameters()), checkpoint, rules, unused, (*copies, *spare))
 

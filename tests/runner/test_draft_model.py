@@ -6,13 +6,16 @@ import json
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from engine.api import Engine
 from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerConfig, SpeculationConfig
 from engine.models.reader import ConfigError
+from engine.quant.formats.rounded import Rounded
 from engine.runner.build import build_runner
 from engine.types import RequestInput, SamplingParams
 from tests.gate import families
+from tests.gate.fp8 import float_quantized
 from tests.runner.test_drafts import FAMILIES, Heard, in_one_process, plain, play, played, requests, same, small
 from tests.runner.test_graphs import Recorder
 from tests.runner.tiny import CONFIG, write
@@ -86,6 +89,27 @@ def test_drafts_of_a_right_model_all_stand(folders: dict[str, Path], overlap: bo
     assert stats.accepted_tokens == stats.draft_tokens > 7 * 25
 
 
+def test_a_draft_model_may_be_rounded_where_the_model_is_not(folders: dict[str, Path]) -> None:
+    """Its head too, but not its embedding, and nothing of the model that it drafts for."""
+    speculation = replace(drafted_by(folders["draft"]), quantize="int8")
+    got, stats = play(folders["dense"], 1, speculation)
+    same(got, plain(folders["dense"], 1))
+    assert stats.draft_tokens > 0
+    config = EngineConfig(
+        model=str(folders["dense"]),
+        load_format="dummy",
+        runtime=RuntimeConfig(device="cpu"),
+        cache=CacheConfig(num_blocks=60),
+        speculation=speculation,
+    )
+    runner = build_runner(config)
+    assert runner._draft_model is not None
+    rounded = {name: isinstance(weight.held, Rounded) for name, weight in runner._draft_model._decoder.weights.items()}
+    assert not rounded.pop("embed.weight")
+    assert all(rounded.values())
+    assert not any(isinstance(weight.held, Rounded) for weight in runner._decoder.weights.values())
+
+
 def test_a_draft_model_that_does_not_fit_is_refused_with_a_sentence(tmp_path: Path) -> None:
     target, draft = tmp_path / "target", tmp_path / "draft"
     target.mkdir()
@@ -115,3 +139,16 @@ def test_a_draft_model_that_does_not_fit_is_refused_with_a_sentence(tmp_path: Pa
     (target / "tokenizer.json").write_text("[")
     refused("cannot be read")
     assert CONFIG["vocab_size"] == 320
+
+
+def test_a_quantized_draft_model_is_not_rounded_again(tmp_path: Path) -> None:
+    said = float_quantized("channel", strategy="token", dynamic=True)
+    write(tmp_path, quantization_config={**said, "ignore": []}, tie_word_embeddings=True)
+    config = EngineConfig(
+        model=str(tmp_path),
+        load_format="dummy",
+        runtime=RuntimeConfig(device="cpu"),
+        speculation=SpeculationConfig(method="draft", model=str(tmp_path), quantize="int4"),
+    )
+    with pytest.raises(ConfigError, match=r"speculation\.quantize = 'int4' is for 16-bit checkpoints"):
+        build_runner(config)

@@ -430,6 +430,8 @@ def test_settings_that_cannot_be_honoured_are_refused_with_a_sentence(tmp_path: 
         ({"speculation.method": "eagle3"}, "needs speculation.model"),
         ({"speculation.method": "ngram", "speculation.model": "."}, "is for the methods draft and eagle3"),
         ({"speculation.method": "draft", "speculation.model": "nowhere"}, "no checkpoint folder"),
+        ({"speculation.method": "mtp", "speculation.quantize": "fp8"}, "speculation.method mtp has none: leave it out"),
+        ({"speculation.method": "draft", "speculation.quantize": "int5"}, "speculation.quantize"),
     ):
         with pytest.raises(SettingsError, match=sentence):
             parse({"model": str(tmp_path), **settings}, tmp_path)

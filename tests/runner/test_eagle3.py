@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -19,6 +19,7 @@ from engine.core.plan import StepPlan
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
 from engine.models.reader import ConfigError
+from engine.quant.formats.rounded import Rounded
 from engine.runner.build import build_runner
 from engine.runner.draft_head import HeadDrafter
 from engine.weights.checkpoint import WeightsError
@@ -186,6 +187,26 @@ def test_drafts_of_a_head_that_knows_stand(right: tuple[Path, Path], overlap: bo
     assert stats.accepted_tokens > 0.99 * stats.draft_tokens > 100
     same(run(engine, edited), run(reference, edited))
     assert engine.stats().accepted_tokens - stats.accepted_tokens > 20
+
+
+@pytest.mark.parametrize("quantize", ["fp8", "int8", "int4"])
+def test_a_rounded_head_changes_no_token_and_most_of_its_drafts_stand(
+    right: tuple[Path, Path], quantize: Literal["fp8", "int8", "int4"]
+) -> None:
+    """All of its products are rounded, that of the draft vocabulary too. A head that knew still mostly does."""
+    folder, head = right
+    settings = config_for(folder, head, tokens=4, rows=6)
+    settings = replace(settings, speculation=replace(settings.speculation, quantize=quantize))
+    runner = build_runner(settings)
+    assert runner._draft_head is not None
+    held = runner._draft_head._head.weights
+    assert {name: isinstance(weight.held, Rounded) for name, weight in held.items()} == dict.fromkeys(held, True)
+    asked = [*prompts(4, temperature=0.0), *prompts(4, 4, temperature=0.7, top_p=0.9)]
+    bare = replace(settings, speculation=SpeculationConfig())
+    reference, engine = Engine(build_runner(bare), bare), Engine(runner, settings)
+    same(run(engine, asked), run(reference, asked))
+    stats = engine.stats()
+    assert stats.accepted_tokens > 0.6 * stats.draft_tokens > 60
 
 
 def test_a_head_that_does_not_fit_is_refused_with_a_sentence(
