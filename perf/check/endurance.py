@@ -67,7 +67,7 @@ _LOOK_S = 0.02
 
 @dataclass(frozen=True)
 class Sample:
-    """What is in use after an unload. device_mb: of all GPUs in MiB, None without one; rss_mb (MiB), descriptors and
+    """What is in use after an unload. device_mb: of its GPUs in MiB, None without one; rss_mb (MiB), descriptors and
     shared memory regions are tritonserver's; processes: of the server, engines included."""
 
     device_mb: int | None
@@ -141,10 +141,12 @@ class Server:
 
 
 def device_memory() -> int | None:
-    """MiB in use on all GPUs; None without one."""
+    """MiB in use on the GPUs that a server here sees; None without one."""
     if shutil.which("nvidia-smi") is None:
         return None
     command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    if seen := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        command += ["--id", seen]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return sum(map(int, done.stdout.split())) if done.returncode == 0 else None
 
