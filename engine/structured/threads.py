@@ -28,21 +28,25 @@ Item = TypeVar("Item")
 
 _ALL = -1
 STEPS_UNTIMED = 8
-# Threads that matchers of a step take at most, of half of the machine's: frontends want the others.
+# Threads that matchers of a step take at most, of half of this process's cores: frontends want the others.
 MAX_THREADS = 8
+
+
+def usual_threads() -> int:
+    """How many matchers of a step are at work at once."""
+    return max(1, min(MAX_THREADS, len(os.sched_getaffinity(0)) // 2))
 
 
 class MatcherThreads:
     """Matchers of one vocabulary, a step's at once. One step is under way at a time.
 
-    size: of the vocabulary. An answer may end by any of eos_ids. num_threads: half of the machine's, up to MAX_THREADS,
-    when None.
+    size: of the vocabulary. An answer may end by any of eos_ids. num_threads: `usual_threads` when None.
     """
 
     def __init__(self, size: int, eos_ids: frozenset[int], num_threads: int | None = None) -> None:
         self.words = -(-size // 32)
         self._eos_ids = eos_ids
-        self._num_threads = num_threads or max(1, min(MAX_THREADS, (os.cpu_count() or 1) // 2))
+        self._num_threads = num_threads or usual_threads()
         self._executor = LLExecutor(self._num_threads)
         # One more, which waits for the others.
         self._pool = ThreadPoolExecutor(self._num_threads + 1, "nereid-masks")

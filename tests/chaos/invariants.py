@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+from engine.structured.threads import usual_threads
 from tests.chaos.clients import SHIM, Outcome
 from tests.chaos.faults import KINDS
 from tests.chaos.fleet import Fleet, Marked, until
@@ -22,7 +23,8 @@ KNOWN_S = 4.0  # after which an engine that says nothing is known: 1 s, a look o
 _AFTER_S = 1.0  # requests that begin so soon after a fault is over may still meet it
 _SETTLE_S = 20.0
 _CLOSE = 2e-3  # of log-probabilities, float32
-_MORE_FDS, _MORE_THREADS = 12, 8
+_MORE_FDS = 12
+_MORE_THREADS = 8 + usual_threads()  # of masks there are as many as one step has needed
 _STUBS = ("frontend", "tokenizer")
 _ENDING = "has no available versions"  # what a server that is ending says of its models
 _INHERITED_FDS = 64  # a stub that is started under load has tritonserver's open connections
