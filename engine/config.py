@@ -16,7 +16,7 @@ RENAMED = {"late_launch": "delay_launch", "chosen_products": "tuned_gemms"}
 # Tokens drafted for a request in a step.
 MAX_DRAFTS = 16
 # The same where their number is chosen from step to step.
-AUTO_DRAFTS = 8
+AUTO_DRAFTS = 7
 # What speculation.method may be.
 METHODS = ("none", "ngram", "suffix", "draft", "eagle3", "mtp", "prediction")
 # Those whose drafts the host makes: they leave room for what a request predicts of its answer.
@@ -168,7 +168,7 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     head draws that reads the model's hidden states; "mtp" what the checkpoint's own layers for further tokens draw;
     "prediction" what a request says its answer will be, as the first two do as well; "none".
     model: the checkpoint folder of that model, or head.
-    tokens: most tokens proposed for a request in a step; None takes 4. "auto" takes up to 8, as many as pay by what
+    tokens: most tokens proposed for a request in a step; None takes 4. "auto" takes up to 7, as many as pay by what
     steps took and what the request's drafts came to.
     quantize: rounds what a 16-bit `model` holds while it loads, as `weights.quantize` does, and its head too: drafts
     are read in less time, and fewer of them may stand.

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 # Upper bounds, with the bound, of the buckets by which steps are counted: vLLM's.
 STEP_TOKENS_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-# Drafts an entry that steps are padded to.
-DRAFT_COUNTS = (1, 2, 4, 8, MAX_DRAFTS)
+# Drafts an entry that steps are padded to: with its token 2, 4 and 8, which fill the tiles of kernels, and between.
+DRAFT_COUNTS = (1, 3, 5, 7, MAX_DRAFTS)
 
 
 def draft_depths(most: int) -> tuple[int, ...]:

@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from rich.console import Console
 from rich.table import Table
 
+from engine.config import AUTO_DRAFTS
 from engine.core.draft_depth import Acceptance, DraftDepth
 from engine.core.plan import Draft, StepPlan, draft_depths
 
-FIXED = (1, 2, 3, 4, 8)
-MOST = 8  # of `auto`
+FIXED = (1, 2, 3, 4, 7)
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Play:
         self.now_ms = 0.0
         self._acceptance = acceptance
         self._depth = depth
-        self._depths = draft_depths(depth if isinstance(depth, int) else MOST)
+        self._depths = draft_depths(depth if isinstance(depth, int) else AUTO_DRAFTS)
         self._random = random.Random(seed)
         self._measured: list[tuple[StepPlan, float]] = []
 
@@ -119,7 +119,7 @@ class Play:
 
 def chosen(costs: Costs, acceptance: float, streams: int, requests: int, tokens: int, seed: int = 0) -> float:
     """Tokens a second at the depths that the engine chooses."""
-    return Play(costs, acceptance, DraftDepth(MOST, rests=True), seed).run(streams, requests, tokens)
+    return Play(costs, acceptance, DraftDepth(AUTO_DRAFTS, rests=True), seed).run(streams, requests, tokens)
 
 
 def fixed(costs: Costs, acceptance: float, depth: int, streams: int, requests: int, tokens: int) -> float:

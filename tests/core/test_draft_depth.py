@@ -93,16 +93,16 @@ def test_what_a_draft_costs_decides_who_drafts() -> None:
     """Of two requests the one whose drafts stand more often drafts deeper; where a draft costs much, nobody does."""
     depths = []
     for extra in (0.0000001, 0.001, 0.005, 0.5):
-        depth, good, bad = DraftDepth(8), Acceptance(), Acceptance()
+        depth, good, bad = DraftDepth(7), Acceptance(), Acceptance()
         for _ in range(30):
             good.drafted(4, 4)
             bad.drafted(4, 1)
         depth.observe_step(plan(2, 0), 0.01)
         depth.observe_step(plan(2, 4), 0.01 + 8 * extra)
         depths.append(depth.draft_counts(2, [good, bad]))
-    assert depths[0] == [8, 8]
-    assert depths[1][0] == 8
-    assert depths[1][1] < 8
+    assert depths[0] == [7, 7]
+    assert depths[1][0] == 7
+    assert depths[1][1] < 7
     assert depths[3] == [0, 0]
     assert sorted(depths, reverse=True) == depths
 
@@ -111,29 +111,30 @@ def test_who_drafts_goes_as_deep_as_the_padded_step() -> None:
     """Drafts within it are free. The more they cost, the fewer of them, and the fewer who draft."""
     found = []
     for extra in (0.0001, 0.002, 0.0045, 0.02):
-        depth, requests = DraftDepth(8), [Acceptance() for _ in range(3)]
-        for of, accepted in zip(requests, (0, 3, 7), strict=True):
+        depth, requests = DraftDepth(7), [Acceptance() for _ in range(3)]
+        for of, accepted in zip(requests, (0, 3, 6), strict=True):
             for _ in range(10):
-                of.drafted(8, accepted)
+                of.drafted(7, accepted)
         depth.observe_step(plan(3, 0), 0.01)
         depth.observe_step(plan(3, 4), 0.01 + 4 * extra)
         found.append(depth.draft_counts(3, requests))
-    assert found == [[0, 8, 8], [0, 4, 4], [0, 2, 2], [0, 0, 0]]
+    assert found == [[0, 7, 7], [0, 5, 5], [0, 3, 3], [0, 0, 0]]
 
 
 def test_a_deeper_step_is_measured_for_itself() -> None:
-    """Eight drafts cost more than twice what four do, as where their tokens no longer fit a tile."""
-    depth, requests = DraftDepth(8), [Acceptance() for _ in range(4)]
+    """Seven drafts cost more than twice what three do, as where their tokens no longer fit a tile."""
+    depth, requests = DraftDepth(7), [Acceptance() for _ in range(4)]
     for of in requests:
         for _ in range(30):
-            of.drafted(8, 8)
+            of.drafted(7, 7)
     depth.observe_step(plan(4, 0), 0.01)
-    depth.observe_step(plan(4, 4), 0.012)
-    assert depth.draft_counts(4, requests) == [8] * 4, "as much for each draft, as far as is known"
-    depth.observe_step(plan(4, 8), 0.03)
-    assert depth.draft_counts(4, requests) == [4] * 4
     depth.observe_step(plan(4, 3), 0.012)
-    assert depth.draft_counts(4, requests) == [4] * 4, "three drafts are padded to four"
+    assert depth.draft_counts(4, requests) == [7] * 4, "as much for each draft, as far as is known"
+    depth.observe_step(plan(4, 7), 0.04)
+    depth.observe_step(plan(4, 5), 0.04)
+    assert depth.draft_counts(4, requests) == [3] * 4
+    depth.observe_step(plan(4, 2), 0.012)
+    assert depth.draft_counts(4, requests) == [3] * 4, "two drafts are padded to three"
 
 
 def test_other_numbers_of_entries_go_by_the_nearest() -> None:
@@ -171,21 +172,21 @@ def test_a_slow_first_step_and_a_halt_are_no_measure() -> None:
 
 def test_steps_that_are_not_ready_are_left_alone() -> None:
     """Of four requests two are right always: the same depth for all where that is ready and pays, else none."""
-    held: set[tuple[int, int, int]] = {(0, 4, 8)}
-    depth = DraftDepth(8, lambda *step: step in held)
+    held: set[tuple[int, int, int]] = {(0, 4, 7)}
+    depth = DraftDepth(7, lambda *step: step in held)
     requests = [Acceptance() for _ in range(4)]
     for of in requests:
         for _ in range(30):
-            of.drafted(8, 8 if of in requests[:2] else 0)
+            of.drafted(7, 7 if of in requests[:2] else 0)
     depth.observe_step(plan(4, 0), 0.01)
     depth.observe_step(plan(4, 4), 0.01 + 16 * 0.0001)
-    assert depth.draft_counts(4, requests) == [8] * 4
+    assert depth.draft_counts(4, requests) == [7] * 4
     held.clear()
     assert depth.draft_counts(4, requests) == [0] * 4
-    held.add((2, 2, 8))
-    assert depth.draft_counts(4, requests) == [8, 8, 0, 0]
+    held.add((2, 2, 7))
+    assert depth.draft_counts(4, requests) == [7, 7, 0, 0]
     held.clear()
-    held.add((0, 4, 8))
+    held.add((0, 4, 7))
     depth.observe_step(plan(4, 4), 0.01 + 16 * 0.002)
     for _ in range(60):
         depth.observe_step(plan(4, 4), 0.01 + 16 * 0.002)

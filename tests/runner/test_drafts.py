@@ -283,7 +283,7 @@ def test_a_plan_with_drafts_is_padded_by_dummy_entries() -> None:
         drafts = {i: Draft(count - 1, 5, [0]) for i, count in enumerate(counts) if count > 1}
         return StepPlan(0, [*range(len(counts))], [4] * len(counts), [*counts], [True] * len(counts), drafts=drafts)
 
-    assert graphs.fit(plan(5)) == StepShape(2, 5, 0, 5, 256, drafts=4, drafting=1)
+    assert graphs.fit(plan(5)) == StepShape(2, 6, 0, 6, 256, drafts=5, drafting=1)
     assert graphs.fit(plan(3, 6, 2)) == StepShape(8, 24, 0, 6, 256, drafts=5, drafting=4)
     assert graphs.fit(plan(1, 2, 2, 2)) == StepShape(8 + 8, 8 + 8, 8, 2, 256, drafts=1, drafting=4)
     beside_a_prompt = replace(plan(1, 3, 3), drafts={1: Draft(2, 5, [0])})
@@ -438,4 +438,4 @@ def test_settings_that_cannot_be_honoured_are_refused_with_a_sentence(tmp_path: 
     made = parse({"model": str(tmp_path), "speculation.method": "ngram", "speculation.tokens": "7"}, tmp_path)
     assert made.engine.speculation.most == 7
     made = parse({"model": str(tmp_path), "speculation.method": "ngram", "speculation.tokens": "auto"}, tmp_path)
-    assert (made.engine.speculation.tokens, made.engine.speculation.most) == ("auto", 8)
+    assert (made.engine.speculation.tokens, made.engine.speculation.most) == ("auto", 7)
