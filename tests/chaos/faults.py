@@ -85,10 +85,9 @@ def _comes_back(fleet: Fleet, fault: Fault, ends: int, beat: Heartbeat) -> bool:
 def _is_whole(fleet: Fleet, replica: Replica) -> bool:
     """Whether all frontends are there and serve: a dead one refuses its share of the requests, also while the process
     in its place starts."""
-    probes = range(2 * replica.frontends)
-    return len(replica.pids("frontend")) >= replica.frontends and all(
-        perform(fleet, PROBE, str(replica.number)).error is None for _ in probes
-    )
+    if len(replica.pids("frontend")) < replica.frontends or replica.replaces():
+        return False
+    return all(perform(fleet, PROBE, str(replica.number)).error is None for _ in range(2 * replica.frontends))
 
 
 def _answers(fleet: Fleet, number: int) -> bool:

@@ -49,6 +49,7 @@ _SPIN = (
 # Debian's package `libfaketime`: what a process asks its wall clock for is moved by what a file says.
 CLOCK_LIBRARY = next(iter(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")), None)
 _ABORT = "boost::interprocess::lock_exception"
+_DIED, _COMPLETE = "died; another takes its place", "its instances are complete again"  # says `nereid serve`
 _RUN_FOLDER_BYTES = 1 << 20
 _READY_S = 90.0
 
@@ -153,6 +154,11 @@ class Replica(Marked):
         """Whether tritonserver 2.51 ends by itself, as it does when a stub dies, or stands still, with a lock. To write
         its trace takes it seconds."""
         return self.hit_stub and _ABORT in self.log()[self._log_before :]
+
+    def replaces(self) -> bool:
+        """Whether instances that died are still being replaced: until then the dead are asked beside the new."""
+        log = self.log()[self._log_before :]
+        return log.rfind(_DIED) > log.rfind(_COMPLETE)
 
     def wait_ready(self) -> None:
         end = time.monotonic() + _READY_S
