@@ -2,10 +2,10 @@
 
 Few rows take one kernel that reads the weight packed, with bias, activation and residual inside: a Gluon kernel on
 Hopper where it can (`quantized_stream`), else a Triton kernel. One row takes kernels that norm it themselves: one for
-large weights on Hopper (`quantized_row_stream`), one for few outputs without an activation (`quantized_vector`). More
-rows, up to some hundreds, take another one on Hopper, which reads the weight packed too (`mixed_input`). For many rows
-the weight's numbers are written out once, and the dense product takes them: that costs one pass over the weight, where
-the product has hundreds of operations a byte of it.
+large weights on Hopper (`quantized_row_stream`), which takes up to 4 rows, one for few outputs without an activation
+(`quantized_vector`). More rows, up to some hundreds, take another one on Hopper, which reads the weight packed too
+(`mixed_input`). For many rows the weight's numbers are written out once, and the dense product takes them: that costs
+one pass over the weight, where the product has hundreds of operations a byte of it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from kernels.linear.fp8_rows import RowTile
 from kernels.linear.mixed_input import MixedInputTile, mixed_input_linear
 from kernels.linear.packed_rows import WIDTH, packed_linear
 from kernels.linear.quantized_row_stream import MAX_NORMED, RowStreamTile, packed_row_stream, whole_tiles
+from kernels.linear.quantized_row_stream import MAX_ROWS as ROW_STREAM_ROWS
 from kernels.linear.quantized_stream import FINE_ROWS, MAX_ROWS, packed_stream
 from kernels.linear.quantized_vector import QuantizedVectorTile, packed_vector
 from kernels.linear.skinny import counters
@@ -159,14 +160,32 @@ def row_stream_tile(gated: bool) -> RowStreamTile:
     return RowStreamTile(64, 256, 4, 3) if gated else RowStreamTile(64, 512, 2, 4)
 
 
+def few_rows_stream_tile(shape: tuple[int, int], gated: bool, rows: int, multiprocessors: int) -> RowStreamTile | None:
+    """Of two rows or more, which take the place of stages; None where they leave too few
+    (docs/experiments/2026-11-27-few-rows-of-packed-weights.md)."""
+    return replace(row_stream_tile(gated), stages=4).fitting(shape, gated, rows, multiprocessors)
+
+
+def _row_stream_config(problem: PackedProblem) -> RowStreamTile | None:
+    if problem.rows == 1:
+        return row_stream_tile(problem.gated)
+    shape = (problem.weight_rows, problem.inputs)
+    return few_rows_stream_tile(shape, problem.gated, problem.rows, problem.multiprocessors)
+
+
 def _not_row_streamed(problem: PackedProblem) -> str | None:
-    if not (problem.vector and problem.streams):
-        return "needs what `vector` and `stream` need"
+    one = problem.rows == 1
+    if not problem.streams or (one and not problem.vector):
+        return "needs what `stream` needs, and of one row what `vector` needs"
+    if problem.rows > ROW_STREAM_ROWS or (problem.fine and not one):
+        return f"for up to {ROW_STREAM_ROWS} rows, in groups of 32 and 64 for one"
     tile = row_stream_tile(problem.gated)
     if not whole_tiles((problem.weight_rows, problem.inputs), problem.gated, tile):
         return f"for multiples of {tile.outputs} outputs and {tile.inputs} inputs"
-    least = numbers(problem.table, "linear")["row_stream_integers"]
-    return None if problem.weight_rows * problem.inputs >= least else f"for a weight of {least} integers or more"
+    least = numbers(problem.table, "linear")["row_stream_integers" if one else "row_stream_integers_of_rows"]
+    if problem.weight_rows * problem.inputs < least:
+        return f"for a weight of {least} integers or more"
+    return None if _row_stream_config(problem) else "for rows of which shared memory holds a program's part"
 
 
 def _not_streamed(problem: PackedProblem) -> str | None:
@@ -223,7 +242,7 @@ def _vector(operands: PackedOperands, tile: QuantizedVectorTile) -> torch.Tensor
 def _row_stream(operands: PackedOperands, tile: RowStreamTile) -> torch.Tensor:
     workspace, x, weight, bias, norm_weight, eps, offset, residual, activation, *_ = operands
     assert isinstance(weight, PackedInt)
-    if norm_weight is not None and x.shape[1] > MAX_NORMED:
+    if norm_weight is not None and (x.shape[1] > MAX_NORMED or len(x) > 1):
         x, norm_weight = _normed(operands), None
     normed = (norm_weight, eps, offset)
     return packed_row_stream(workspace, x, weight, bias, *normed, residual, activation, tile, counters(workspace))
@@ -278,9 +297,9 @@ DISPATCH: Dispatch[PackedProblem] = Dispatch(
         Variant(
             "row_stream",
             _not_row_streamed,
-            lambda problem: row_stream_tile(problem.gated),
+            _row_stream_config,
             _row_stream,
-            "docs/experiments/2026-11-26-one-row-of-packed-weights.md",
+            "docs/experiments/2026-11-26-one-row-of-packed-weights.md, 2026-11-27-few-rows-of-packed-weights.md",
         ),
         Variant(
             "vector",

@@ -1,16 +1,17 @@
 # mypy: disable-error-code="no-untyped-def,attr-defined"
-"""Products of one row with a large weight of packed 4-bit integers on Hopper, in Gluon.
+"""Products of one to four rows with a large weight of packed 4-bit integers on Hopper, in Gluon.
 
 Weights stream through shared memory, and work is cut, as in `quantized_stream`. What differs leaves the multiprocessor
-time for four programs at once. The row does not come with the weights: each program puts its part in shared memory
+time for four programs at once. Rows do not come with the weights: each program puts its part of them in shared memory
 once, normed, in the order in which an operand of the matrix instructions takes it, with the sum of each block of 128
-inputs. All columns of a matrix instruction hold the row. An integer's bits with an exponent before them are 128 or 1024
-more than the integer; that, and the zero point, are taken off a block's sums by the sum of its inputs.
+inputs. The eight columns of a matrix instruction hold the rows, each as often as it fits, so that a weight costs as
+many instructions as with one. An integer's bits with an exponent before them are 128 or 1024 more than the integer;
+that, and the zero point, are taken off a block's sums by the sum of its inputs.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from triton.experimental import gluon
@@ -24,7 +25,8 @@ from kernels.hopper.boxes import boxes
 from kernels.hopper.compat import sync, view
 from kernels.hopper.epilogue import close_tile
 from kernels.hopper.ring import barriers, cursor, load_weights
-from kernels.hopper.schedule import first_unit, next_unit, work_of
+from kernels.hopper.schedule import first_unit, next_slice, next_unit, work_of
+from kernels.linear.held_rows import rows_alone, rows_memory, rows_of, stage_rows, totals_of
 from kernels.linear.packed_groups import is_fine, quarter_sums, quarters_layout, unit_groups
 from kernels.linear.packed_operand import bytes_layout, integers_of, quarters_of, row_layout, row_of
 from kernels.sizes import cdiv, next_power_of_2
@@ -33,8 +35,12 @@ from kernels.workspace import Workspace
 
 # Inputs of a block.
 WIDTH = 128
-# The most inputs of a row that is normed.
-MAX_NORMED = 8192
+# The most rows, and the most inputs of a row that is normed.
+MAX_ROWS, MAX_NORMED = 4, 8192
+# Shared memory of a multiprocessor of Hopper, and what a program has of it beside ring, rows and sums, at most.
+SHARED_BYTES, RESERVED_BYTES = 233472, 1024 + 256
+# Of a multiprocessor: fewer wait for each other's words.
+MIN_WARPS = 8
 
 
 @gluon.jit
@@ -82,7 +88,7 @@ def _scaled(w, x, total, groups, PLACE: gl.constexpr, DTYPE: gl.constexpr, ZERO:
 @gluon.jit
 def quantized_row_stream_kernel(
     x_ptr, norm_ptr, w_desc, scale_ptr, zero_ptr, bias_ptr, residual_ptr, y_ptr, partial_ptr, count_ptr,
-    N, K, G, eps, offset,
+    N, K, G, eps, offset, M, x_stride, residual_stride, ROWS: gl.constexpr,
     BN: gl.constexpr, BLOCKS: gl.constexpr, STAGES: gl.constexpr, HELD: gl.constexpr, ROW: gl.constexpr,
     GROUP: gl.constexpr, ZERO: gl.constexpr, NORM: gl.constexpr, OFFSET: gl.constexpr, SHARED: gl.constexpr,
     ACT: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr, PDL: gl.constexpr,
@@ -90,8 +96,10 @@ def quantized_row_stream_kernel(
     """See `kernels.linear.stream.stream_kernel`. A unit is BLOCKS times 128 inputs; N is a multiple of BN and K of a
     unit.
 
-    HELD: a power of two that the blocks of a program's units fit in. ROW: one that a row to be normed fits in. GROUP:
-    inputs that share a scale of the weight, a multiple of 128, 64 or 32; 0: all. ZERO: the weight has zero points.
+    ROWS: a power of two that the M rows fit in, up to 4; of more than one none is normed. HELD: of one row, a power
+    of two that the blocks of a program's units fit in; of more, its units, or those of a tile where it has more.
+    ROW: a power of two that a row to be normed fits in. GROUP: inputs that share a scale of the weight, a multiple
+    of 128, or of one row 64 or 32; 0: all. ZERO: the weight has zero points.
 
     In groups of 64 or 32, each of the matrix instructions' columns holds a quarter of a block of the row alone. So
     quarters have sums of their own. A unit's scales are asked for a unit ahead.
@@ -129,15 +137,22 @@ def quantized_row_stream_kernel(
 
     w_ring = gl.allocate_shared_memory(w_desc.dtype, [STAGES * BLOCKS * WIDE, BN, 64], w_desc.layout)
     bars = barriers(STAGES, 1)
-    held = gl.allocate_shared_memory(gl.int16, [HELD * 128], plain)
-    totals = gl.allocate_shared_memory(gl.float32, [HELD * SUMS], plain)
+    if ROWS == 1:
+        held = gl.allocate_shared_memory(gl.int16, [HELD * 128], plain)
+        totals = gl.allocate_shared_memory(gl.float32, [HELD * SUMS], plain)
+    else:
+        held = gl.allocate_shared_memory(gl.int16, [HELD, BLOCKS * ROWS * 128], rows_memory(ROWS, BLOCKS))
+        totals = gl.allocate_shared_memory(gl.float32, [HELD, BLOCKS * ROWS], plain)
     fence_async_shared()
     ask_tile = first // slices
     ask_slice = first % slices
-    place = gl.arange(0, HELD, gl.SliceLayout(1, coming))
-    at_slice = (ask_slice + place // BLOCKS) % slices
-    spot = (at_slice * BLOCKS + place % BLOCKS)[:, None] * 128 + gl.arange(0, 128, gl.SliceLayout(0, coming))[None, :]
-    live = (place < (stop - first) * BLOCKS)[:, None]
+    if ROWS == 1:
+        place = gl.arange(0, HELD, gl.SliceLayout(1, coming))
+        at_slice = (ask_slice + place // BLOCKS) % slices
+        spot = (at_slice * BLOCKS + place % BLOCKS)[:, None] * 128 + gl.arange(0, 128, gl.SliceLayout(0, coming))[
+            None, :
+        ]
+        live = (place < (stop - first) * BLOCKS)[:, None]
     for stage in gl.static_range(STAGES):
         load_weights(w_desc, bars, w_ring, stage, ask_tile, N, ask_slice, first + stage < stop, BYTES, BN, BLOCKS, WIDE)
         ask_tile, ask_slice = next_unit(ask_tile, ask_slice, slices)
@@ -150,20 +165,26 @@ def quantized_row_stream_kernel(
         ahead = unit_groups(
             scale_ptr, zero_ptr, rows, up, offsets, G, ahead_slice * BLOCKS, BLOCKS, 4 // QUARTERS, WIDE, ZERO
         )
-    g = gl.load(norm_ptr + spot, mask=live, other=0.0) if NORM else spot
-    if PDL:
-        gdc_wait()
-    given = gl.load(x_ptr + spot, mask=live, other=0.0)
-    factor = 1.0
-    if NORM:
-        k = gl.arange(0, ROW, whole)
-        row = gl.load(x_ptr + k, mask=k < K, other=0.0).to(gl.float32)
-        factor = gl.rsqrt(gl.sum(row * row, axis=0) / K + eps)
-    _stage(given, g, offset, held, totals, NORM, OFFSET, FINE)
-    x_blocks = view(held, gl.int16, [HELD, 128], plain)
-    x_sums = view(totals, gl.float32, [HELD, SUMS], plain)
+    if ROWS == 1:
+        g = gl.load(norm_ptr + spot, mask=live, other=0.0) if NORM else spot
+        if PDL:
+            gdc_wait()
+        given = gl.load(x_ptr + spot, mask=live, other=0.0)
+        factor = 1.0
+        if NORM:
+            k = gl.arange(0, ROW, whole)
+            row = gl.load(x_ptr + k, mask=k < K, other=0.0).to(gl.float32)
+            factor = gl.rsqrt(gl.sum(row * row, axis=0) / K + eps)
+        _stage(given, g, offset, held, totals, NORM, OFFSET, FINE)
+        x_blocks = view(held, gl.int16, [HELD, 128], plain)
+        x_sums = view(totals, gl.float32, [HELD, SUMS], plain)
+    else:
+        stage_rows(x_ptr, held, totals, first % slices, slices, stop - first, M, x_stride, ROWS, BLOCKS, PDL)
+        x_blocks = view(held, gl.int16, [HELD * BLOCKS, ROWS * 128], rows_memory(ROWS))
+        x_sums = view(totals, gl.float32, [HELD * BLOCKS, ROWS], plain)
 
     at = cursor(first * 0)
+    turn = first * 0
     for tile in range(first // slices, (stop + slices - 1) // slices):
         begin = gl.maximum(first, tile * slices)
         end = gl.minimum(stop, (tile + 1) * slices)
@@ -200,9 +221,13 @@ def quantized_row_stream_kernel(
                     else:
                         off = ADDED + 8.0
                         off_up = off
-                mine = (unit - first) * BLOCKS + block
-                held_row = x_blocks.index(mine).load(gl.SliceLayout(0, row_layout(WARPS)))
-                if FINE:
+                mine = (unit - first) * BLOCKS + block if ROWS == 1 else turn * BLOCKS + block
+                if ROWS == 1:
+                    held_row = x_blocks.index(mine).load(gl.SliceLayout(0, row_layout(WARPS)))
+                if ROWS > 1:
+                    x = rows_of(x_blocks.index(mine), ROWS, DTYPE, right)
+                    total = gl.expand_dims(totals_of(x_sums.index(mine), ROWS, columns), 0)
+                elif FINE:
                     x = quarters_of(held_row, DTYPE, WARPS, right)
                     quarter_total = x_sums.index(mine).load(gl.SliceLayout(0, by_quarter))
                 else:
@@ -231,10 +256,18 @@ def quantized_row_stream_kernel(
             load_weights(w_desc, bars, w_ring, at.stage, ask_tile, N, ask_slice, more, BYTES, BN, BLOCKS, WIDE)
             ask_tile, ask_slice = next_unit(ask_tile, ask_slice, slices)
             at = at.next(STAGES)
-        close_tile(
-            _column(acc, FINE, mma) * factor, _column(acc_up, FINE, mma) * factor, tile, begin, end, slices, units,
-            bias_ptr, residual_ptr, y_ptr, partial_ptr, count_ptr, 1, N, N, N, SHARED, ACT, BIAS, RESIDUAL,
-        )  # fmt: skip
+            turn = next_slice(turn, HELD) if ROWS > 1 else turn
+        if ROWS == 1:
+            close_tile(
+                _column(acc, FINE, mma) * factor, _column(acc_up, FINE, mma) * factor, tile, begin, end, slices, units,
+                bias_ptr, residual_ptr, y_ptr, partial_ptr, count_ptr, 1, N, N, N, SHARED, ACT, BIAS, RESIDUAL,
+            )  # fmt: skip
+        else:
+            close_tile(
+                rows_alone(acc, ROWS), rows_alone(acc_up, ROWS), tile, begin, end, slices, units,
+                bias_ptr, residual_ptr, y_ptr, partial_ptr, count_ptr, M, N, N, residual_stride, SHARED, ACT, BIAS,
+                RESIDUAL,
+            )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +281,25 @@ class RowStreamTile:
     programs: int
     warps: int = 4
 
+    def units(self, shape: tuple[int, ...], gated: bool, count: int) -> int:
+        """Units of inputs of `count` multiprocessors' programs that meet different inputs, at most."""
+        tiles, slices = shape[0] // (self.outputs * (2 if gated else 1)), shape[1] // self.inputs
+        return min(slices, cdiv(tiles * slices, min(tiles * slices, self.programs * count)))
+
+    def fitting(self, shape: tuple[int, ...], gated: bool, rows: int, count: int) -> RowStreamTile | None:
+        """With as many stages and programs as fit into the shared memory of each of `count` multiprocessors beside so
+        many rows, and no more than these; None where that leaves a ring of one stage, or few warps."""
+        high = next_power_of_2(rows)
+        stage = self.outputs * self.inputs // 2 * (2 if gated else 1)
+        for programs in range(self.programs, cdiv(MIN_WARPS, self.warps) - 1, -1):
+            tile = replace(self, programs=programs)
+            held = tile.units(shape, gated, count) * (self.inputs // WIDTH) * high * (2 * WIDTH + 4)
+            # the sums of a tile pass through it too
+            free = SHARED_BYTES // programs - RESERVED_BYTES - held - 4 * self.outputs * high
+            if free >= 2 * stage:
+                return replace(tile, stages=min(self.stages, free // stage))
+        return None
+
 
 def whole_tiles(shape: tuple[int, ...], gated: bool, tile: RowStreamTile) -> bool:
     """Whether a weight of this shape is whole tiles of outputs and whole stages of inputs."""
@@ -260,20 +312,23 @@ def packed_row_stream(
     norm_weight: torch.Tensor | None, eps: float, offset: float, residual: torch.Tensor | None,
     activation: str | None, tile: RowStreamTile, counts: torch.Tensor,
 ) -> torch.Tensor:  # fmt: skip
-    """`linear` of one row that `quantized_vector.reads_packed` and `quantized_stream.streams_packed` take, of a weight
-    of whole tiles; counts: zeros, one for each tile of outputs, left zero."""
-    rows, k = weight.shape
-    wide = 2 if activation else 1
-    n = rows // wide
-    most = tile.programs * multiprocessors(x.device)
-    work = work_of(x, n, 1, tile.outputs, tile.inputs, wide, 0, most)
-    blocks = tile.inputs // WIDTH
-    units = cdiv(n // tile.outputs * (k // tile.inputs), work.programs)
+    """`linear` of one row that `quantized_vector.reads_packed` and `quantized_stream.streams_packed` take, or of up to
+    8, in groups of whole blocks, that `streams_packed` takes, of a weight of whole tiles. The tile is one of `fitting`
+    for more than one row. counts: zeros, one for each tile of outputs, left zero."""
+    gated, (m, k) = activation is not None, x.shape
+    n, rows = weight.shape[0] // (2 if gated else 1), next_power_of_2(m)
+    count, blocks = multiprocessors(x.device), tile.inputs // WIDTH
+    work = work_of(x, n, rows, tile.outputs, tile.inputs, 2 if gated else 1, 0, tile.programs * count)
+    if rows == 1:
+        units = cdiv(n // tile.outputs * (k // tile.inputs), work.programs)
+        held = next_power_of_2(max(units * blocks, tile.warps))
+    else:
+        held = tile.units(weight.shape, gated, count)
     workspace.launch(quantized_row_stream_kernel, (work.programs,))(
         x, norm_weight, boxes(weight.data, tile.outputs, WIDTH // 2), weight.scale, weight.zero, bias, residual,
         work.y, work.partials, counts,
-        n, k, weight.scale.shape[-1], eps, offset,
-        BN=tile.outputs, BLOCKS=blocks, STAGES=tile.stages, HELD=next_power_of_2(max(units * blocks, tile.warps)),
+        n, k, weight.scale.shape[-1], eps, offset, m, x.stride(0), residual.stride(0) if residual is not None else 0,
+        ROWS=rows, BN=tile.outputs, BLOCKS=blocks, STAGES=tile.stages, HELD=held,
         ROW=next_power_of_2(k), GROUP=0 if weight.group >= k else weight.group, ZERO=weight.zero is not None,
         NORM=norm_weight is not None, OFFSET=offset != 0.0, SHARED=work.shared, ACT=activation,
         BIAS=bias is not None, RESIDUAL=residual is not None, PDL=workspace.pdl,

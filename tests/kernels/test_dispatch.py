@@ -203,6 +203,32 @@ def test_one_row_of_a_quantized_weight_takes_a_kernel_of_its_own(
 
 
 @pytest.mark.parametrize(
+    ("rows", "n", "k", "other", "expected"),
+    [
+        (2, 14336, 4096, {"gated": True}, "row_stream"),
+        (3, 4096, 14336, {}, "row_stream"),
+        (4, 4096, 14336, {}, "row_stream"),
+        (5, 4096, 14336, {}, "stream"),
+        (4, 6144, 4096, {}, "row_stream"),
+        (4, 4096, 4096, {}, "row_stream"),
+        (4, 2048, 4096, {}, "stream"),
+        (4, 4096, 14336, {"fine": True}, "stream"),
+        (4, 4096, 14464, {}, "stream"),
+        (2, 8192, 28672, {}, "row_stream"),
+        (4, 16384, 53248, {}, "stream"),
+        (4, 4096, 14336, {"streams": False}, "tiles"),
+        (4, 4096, 14336, {"deterministic": True}, "invariant"),
+    ],
+)
+def test_up_to_four_rows_of_whole_groups_stand_beside_a_large_packed_weight(
+    rows: int, n: int, k: int, other: dict[str, Any], expected: str
+) -> None:
+    from kernels.linear.packed_dispatch import DISPATCH
+
+    assert DISPATCH.choose(packed_problem(rows, n, k, **other)).name == expected
+
+
+@pytest.mark.parametrize(
     ("rows", "library", "deterministic", "expected"),
     [(65, True, False, "rounded"), (64, True, False, "apart"), (65, False, False, "apart"), (65, True, True, "apart")],
 )
