@@ -27,6 +27,7 @@ _STEADY_S = 60.0  # an engine that lived so long was not part of a row of crashe
 _BACKOFF_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
 _CLOSE_S = 10.0
 _JUDGE_S = 0.2  # for the link to hear what an engine ran when it died
+_TOLD_S = 2 * _LEAD_S  # for other frontends to make a folder again that was removed, and what they told there
 _HOPELESS_S = 30.0  # without an engine, and without a folder to start one in
 
 
@@ -91,6 +92,7 @@ class Supervisor:
             lock: int | None = None
             try:
                 lock = self._folder.try_lead()
+                self._tell_served()
                 if lock is not None:
                     self._engine.leading = True
                     if self._lead(lock):
@@ -143,8 +145,9 @@ class Supervisor:
             if not crashes or time.monotonic() - born > _STEADY_S:
                 crashes, before = 0, blamed
             crashes += 1
-            if not self._engine.served.is_set() or self._too_many(crashes, before):
-                if self._engine.served.is_set():
+            served = self._has_served()
+            if not served or self._too_many(crashes, before):
+                if served:
                     ending = f"{ending}. It was started {crashes} times in a row and will not be started again"
                 self._give_up(EngineState(epoch, 0 if state is None else state.pid), ending)
                 return True
@@ -154,6 +157,18 @@ class Supervisor:
                 return False
             state = None
         return True
+
+    def _has_served(self) -> bool:
+        """Whether an engine of this model has taken requests, of this frontend or of one that was there before: an
+        engine that dies in the model's first load ends that."""
+        if not (self._engine.served.is_set() or self._folder.has_served()):
+            self._closing.wait(_TOLD_S)
+        return self._engine.served.is_set() or self._folder.has_served()
+
+    def _tell_served(self) -> None:
+        if self._engine.served.is_set():
+            with contextlib.suppress(OSError):
+                self._folder.tell_served()
 
     def _too_many(self, crashes: int, before: int) -> bool:
         """Whether the engine itself has died too often. What the last one ran may be known in a moment."""
@@ -191,6 +206,7 @@ class Supervisor:
                     watch.kill(signal.SIGKILL)
                 with contextlib.suppress(OSError):
                     self._folder.restore()
+                self._tell_served()
                 if self._complaint is not None:
                     self._publish(state)
                 watcher.rest()

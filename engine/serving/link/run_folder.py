@@ -54,6 +54,7 @@ class RunFolder:
         self.server_folder = root / f"{server_pid}-{start_time(server_pid)}"
         self.path = self.server_folder / key
         self._seen: EngineState | None = None
+        self._served = False
 
     def enter(self) -> None:
         """Raises RunFolderError when the folder cannot be made, is another user's, who could answer for the engine, or
@@ -106,6 +107,18 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._mark.touch()
             (self.path / f"left-{os.getpid()}").unlink(missing_ok=True)
+            if self._served:
+                (self.path / "served").touch()
+
+    def tell_served(self) -> None:
+        """An engine of this model takes requests, or has: frontends that come later may hear of it. Raises OSError."""
+        if not self._served:
+            (self.path / "served").touch()
+            self._served = True
+
+    def has_served(self) -> bool:
+        """Whether this frontend or another that lives has told so."""
+        return self._served or (self.path / "served").exists()
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from engine.config import EngineConfig
+from engine.serving.frontend.supervisor import Supervisor
 from engine.serving.host.host import Host
 from engine.serving.link.process_watch import start_time
 from engine.serving.link.run_folder import EngineState, RunFolder
@@ -139,6 +140,39 @@ def test_an_engine_that_nobody_was_told_of_is_adopted(rig: Callable[..., Rig]) -
     assert second.engine.ready.wait(30)
     assert second.engine_pid() == engine
     assert len(tokens_of(second.submit().all())) == 120
+
+
+def test_an_engine_that_dies_before_a_new_frontend_has_met_it_is_replaced(
+    rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder was removed, and the new frontend leads, in a model that others have served: its first engine dies,
+    and that ends no load."""
+    running = rig()
+    wait_until(running.folder.has_served)
+    expected = tokens_of(running.submit().all())
+    born: list[int] = []
+    spawn = Supervisor._spawn
+
+    def dies(self: Supervisor, epoch: int) -> EngineState:
+        state = spawn(self, epoch)
+        born.append(state.pid)
+        if len(born) == 1:
+            os.kill(state.pid, signal.SIGKILL)
+        return state
+
+    def removed(folder: RunFolder) -> None:
+        running.supervisor.stop()  # so that the next one leads
+        running.kill()
+        wait_until(lambda: not folder.engines())
+        shutil.rmtree(folder.server_folder)
+        running.folder.restore()
+
+    monkeypatch.setattr(Supervisor, "_spawn", dies)
+    second = rig(name="f1", entered=removed)
+    assert second.engine.settled.wait(30)
+    assert second.engine.failed is None
+    assert tokens_of(second.submit().all()) == expected
+    assert len(born) == 2
 
 
 def test_an_engine_process_in_whose_place_is_another_ends(tmp_path: Path) -> None:
