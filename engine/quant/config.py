@@ -19,6 +19,7 @@ METHODS: dict[str, Callable[[Reader], Method | None]] = {
     "fbgemm_fp8": fbgemm_fp8.read,
     "fp8": fp8.read,
     "gptq": gptq.read,
+    "intel/auto-round": auto_round.read,
     "modelopt": modelopt.read,
     "mxfp4": mxfp4.read,
     "w4afp8": w4afp8.read,

@@ -46,6 +46,13 @@ def test_modules_that_are_left_out_by_name_with_their_parts() -> None:
     assert made.scheme("model.layers.10.mlp.gate_proj") == BY_TOKEN
 
 
+def test_blocks_were_written_as_text_before() -> None:
+    said = float_quantized("block", strategy="group", group_size=128, dynamic=True)
+    weights = {**said["config_groups"]["group_0"]["weights"], "block_structure": "128x128"}
+    group = {**said["config_groups"]["group_0"], "weights": weights}
+    assert read({**said, "config_groups": {"group_0": group}}) == read(said)
+
+
 def test_targets_by_name_go_before_patterns_and_those_before_classes() -> None:
     groups = {
         "by class": ROWS["config_groups"]["group_0"],
@@ -161,6 +168,17 @@ def test_auto_rounds_modules_by_name_and_by_pattern() -> None:
         assert awq.scheme("model.layers.0.mlp.up_proj") == AWQ
 
 
+@pytest.mark.parametrize("backend", ["auto_round:gptq:exllamav2", "auto_round:auto_gptq"])
+def test_auto_round_named_a_kernel_behind_the_packing_before(backend: str) -> None:
+    before = {key: value for key, value in AUTO_ROUND.items() if key != "packing_format"}
+    made = read({**before, "quant_method": "intel/auto-round", "backend": backend, "quant_lm_head": True})
+    assert made.scheme("model.layers.0.mlp.up_proj") == GPTQ
+    assert made.scheme("lm_head") == GPTQ
+    assert made.scheme("model.embed_tokens") is None
+    with pytest.raises(ConfigError, match=r"backend = 'auto_round:exllamav2' is not implemented"):
+        read({**before, "backend": "auto_round:exllamav2"})
+
+
 def test_auto_round_without_a_model_says_so_and_dtypes_of_scales_change_nothing() -> None:
     own = {"model.layers.0.mlp.down_proj": {"bits": 8, "scale_dtype": "torch.float16"}}
     made = read({**AUTO_ROUND, "packing_format": "auto_round:gptq", "model_free": True, "extra_config": own})
@@ -236,6 +254,7 @@ def weights(**changes: Any) -> dict[str, Any]:
         (weights(type="int"), "weights: type = 'int'"),
         (weights(symmetric=False), "symmetric = False"),
         (weights(strategy="block", block_structure=[64, 128]), r"block_structure = \[64, 128\]"),
+        (weights(strategy="block", block_structure="64x128"), "block_structure = '64x128'"),
     ],
 )
 def test_what_is_not_implemented_is_named(said: dict[str, Any], sentence: str) -> None:

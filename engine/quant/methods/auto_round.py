@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine.models.reader import ConfigError, Reader
+from engine.models.reader import ConfigError, Reader, shown
 from engine.quant import patterns
 from engine.quant.methods.calibration import SILENT
 from engine.quant.methods.groups import group_size
@@ -22,6 +22,7 @@ FORMATS: dict[str, tuple[Layout, int]] = {
 }
 # Of a module that is stored as it is.
 PLAIN = 16
+HEAD = "lm_head"
 # Of inputs, which stay as they are.
 INPUTS = ("act_data_type", "act_dynamic", "act_group_size", "act_sym")
 _NAME = re.compile(r"[\w.-]+")
@@ -29,12 +30,14 @@ _NAME = re.compile(r"[\w.-]+")
 
 @dataclass(frozen=True, slots=True)
 class AutoRound:
-    """Every projection of a layer is stored as `stored`, unless `named` has its name or one of `rules` begins it."""
+    """Every projection of a layer, with `head` the head too, is stored as `stored`, unless `named` has its name or one
+    of `rules` begins it."""
 
     stored: PackedScheme
     named: Mapping[str, PackedScheme | None]
     rules: tuple[tuple[str, PackedScheme | None], ...] = ()
     steps: int = 1
+    head: bool = False
 
     def scheme(self, module: str) -> PackedScheme | None:
         if module in self.named:
@@ -42,12 +45,13 @@ class AutoRound:
         for pattern, stored in self.rules:
             if patterns.begins(pattern, module):
                 return stored
-        return self.stored if ".layers." in module else None
+        return self.stored if ".layers." in module or (self.head and module == HEAD) else None
 
 
 def read(reader: Reader) -> AutoRound:
     """Raises ConfigError for a value that is not implemented."""
-    layout = FORMATS[reader.require("packing_format", *FORMATS)]
+    layout = _layout(reader)
+    head = reader.read(bool, "quant_lm_head", False)
     reader.skip(*SILENT, *INPUTS)
     whole = {key: reader.read(object, key) for key in ("bits", "group_size", "data_type", "act_bits") if key in reader}
     whole["sym"] = reader.read(bool, "sym", True)
@@ -60,7 +64,19 @@ def read(reader: Reader) -> AutoRound:
     expressions = [name for name in made if not _NAME.fullmatch(name)]
     steps = patterns.check(f"{reader.where}: extra_config", expressions)
     named = {name: scheme for name, scheme in made.items() if _NAME.fullmatch(name)}
-    return AutoRound(stored, named, tuple((name, made[name]) for name in expressions), 1 + steps)
+    return AutoRound(stored, named, tuple((name, made[name]) for name in expressions), 1 + steps, head)
+
+
+def _layout(reader: Reader) -> tuple[Layout, int]:
+    """AutoRound before 0.5 named a kernel behind the packing, as backend: "auto_round:gptq:exllamav2"."""
+    if "packing_format" in reader or "backend" not in reader:
+        return FORMATS[reader.require("packing_format", *FORMATS)]
+    backend = reader.read(str, "backend")
+    packing = ":".join(backend.split(":")[:2])
+    reader.check(
+        packing in FORMATS, f"backend = {shown(backend)} is not implemented; implemented: {', '.join(FORMATS)}"
+    )
+    return FORMATS[packing]
 
 
 def _own(where: str, values: Any, whole: Mapping[str, Any], layout: tuple[Layout, int]) -> PackedScheme | None:
