@@ -57,9 +57,12 @@ def apply(fleet: Fleet, fault: Fault, beat: Heartbeat) -> str | None:
     promise was broken."""
     replica, kind = fleet.replicas[fault.replica], KINDS[fault.kind]
     replica.faults += 1
-    number, ends = replica.faults, replica.ends
+    number, ends, began = replica.faults, replica.ends, time.monotonic()
     try:
         kind.run(fleet, fault)
+    except hostile.LateError as late:
+        if late.seconds > late.limit_s + beat.late(began, time.monotonic()):
+            return str(late)
     except Problem as problem:
         if replica.ends == ends or kind.shape.ends:  # else another fault has ended what this one was about
             return str(problem)
