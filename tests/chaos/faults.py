@@ -335,9 +335,13 @@ def jump_clock(fleet: Fleet, fault: Fault) -> None:
 def scale(fleet: Fleet, fault: Fault) -> None:
     """One frontend less or one more, and back, as docs/environment.md says to do it."""
     replica = fleet.replicas[fault.replica]
-    config = replica.config()
-    if config is None:
-        return
+    with replica.scaling:  # one behind the other, for each goes back to what it found
+        config = replica.config()
+        if config is not None:
+            _scaled(replica, config, fault)
+
+
+def _scaled(replica: Replica, config: dict[str, Any], fault: Fault) -> None:
     replica.keeps_frontends |= replica.lost_frontend
     groups: Any = config["instance_group"]
     more = {**groups[-1], "name": f"demo_{len(groups)}", "host_policy": f"frontend-{len(groups)}"}

@@ -137,7 +137,7 @@ class Replica(Marked):
         self.keeps_frontends = False  # and another set has taken its place
         self.faults = 0  # that have begun on it
         self.ends = 0  # how often a fault has ended it as a whole
-        self.reviving = threading.Lock()
+        self.reviving, self.scaling = threading.Lock(), threading.Lock()
         self._log_before = 0  # characters of its log from earlier starts
         self.run_folder.mkdir(mode=0o700)
         self.mounted = _mount(self.run_folder, _RUN_FOLDER_BYTES)

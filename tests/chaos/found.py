@@ -53,6 +53,10 @@ FOUND = {
         "seed 22402 for 60; 41.8 kill-frontends 1 pick 5 for 0.6 x2",
         "the load waited 67 s for dead instances that refused what waited for the model, at a second each",
     ),
+    "engine-dies-while-frontends-are-added-and-the-folder-is-gone": Found(
+        "seed 3511 for 24; 3 kill-engine 1 pick 28 for 0.1 x3; 7 scale 1 pick 17 for 1.5; 10.7 remove-run-folder 1",
+        "the new frontend took it for a failed first load, and the model was gone for good",
+    ),
     "serve-killed": Found("seed 1 for 8; 3 kill-serve 0", "tritonserver, frontends and engine stayed, with the ports"),
     "hostile-fields": Found(
         "seed 1 for 10; 1 hostile-deep-arguments 0; 2 hostile-only-stops-allowed 0; 3 hostile-huge-bias 0; "
