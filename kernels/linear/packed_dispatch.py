@@ -299,7 +299,8 @@ DISPATCH: Dispatch[PackedProblem] = Dispatch(
             _not_row_streamed,
             _row_stream_config,
             _row_stream,
-            "docs/experiments/2026-11-26-one-row-of-packed-weights.md, 2026-11-27-few-rows-of-packed-weights.md",
+            "docs/experiments/2026-11-26-one-row-of-packed-weights.md, "
+            "docs/experiments/2026-11-27-few-rows-of-packed-weights.md",
         ),
         Variant(
             "vector",
