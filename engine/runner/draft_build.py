@@ -29,7 +29,6 @@ from engine.quant import cache_scales
 from engine.quant import device as quant_device
 from engine.quant import plan as quant
 from engine.quant.formats import rounded
-from engine.quant.formats.rounded import Rounded
 from engine.quant.method import Method
 from engine.weights import dummy, loader
 from engine.weights.checkpoint import Checkpoint
@@ -200,7 +199,7 @@ def _apart(config: EngineConfig) -> Asked:
 
 def _check_rounded(module: Loaded, config: EngineConfig) -> None:
     quantize = config.speculation.quantize
-    if quantize is not None and not any(isinstance(weight.held, Rounded) for weight in module.weights.values()):
+    if quantize is not None and not any(isinstance(weight.held, rounded.Rounded) for weight in module.weights.values()):
         raise ConfigError(
             f"speculation.quantize = {quantize!r} is for 16-bit checkpoints, and speculation.model "
             f"{config.speculation.model} is quantized: leave it out"

@@ -17,6 +17,9 @@ from triton.experimental.gluon import language as gl
 
 from kernels.sizes import cdiv
 
+# Shared memory of a multiprocessor, which its programs share.
+SHARED_BYTES = 233472
+
 
 @gluon.jit
 def plus(a, b):

@@ -24,7 +24,7 @@ from kernels.hopper.boxes import boxes
 from kernels.hopper.compat import load_box, sync, view
 from kernels.hopper.epilogue import close_tile
 from kernels.hopper.ring import barriers, cursor
-from kernels.hopper.schedule import first_unit, next_slice, next_unit, work_of
+from kernels.hopper.schedule import SHARED_BYTES, first_unit, next_slice, next_unit, work_of
 from kernels.linear.gguf_operand import (
     along,
     along_rows,
@@ -52,8 +52,8 @@ from kernels.workspace import Workspace
 FORMAT, START, BITS = gl.constexpr("Q4_K"), gl.constexpr(16), gl.constexpr(128)
 # Inputs of a unit, the fewest and the most rows.
 WIDTH, FEW_ROWS, MAX_ROWS = 256, 4, 64
-# Shared memory of a multiprocessor of Hopper, and what a program has of it beside rings, scales and sums, at most.
-SHARED_BYTES, RESERVED_BYTES = 233472, 1536
+# Of shared memory, what a program has beside rings, scales and sums, at most.
+RESERVED_BYTES = 1536
 
 
 @gluon.jit

@@ -2,8 +2,8 @@
 """Two or four rows of x in shared memory, in Gluon, in the order in which an operand of the matrix instructions takes
 them: what a program of `quantized_row_stream` meets of them, with the sums of blocks of 128 inputs.
 
-Column c of the operand is row c % ROWS. Places of 16 bytes are exchanged, so that neither threads that store them nor
-threads that read them meet in a bank.
+Column c of the operand is row c % ROWS. Places of 16 bytes are exchanged, so that threads that read them do not meet in
+a bank.
 """
 
 from __future__ import annotations
@@ -139,7 +139,5 @@ def totals_of(block, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
 def rows_alone(acc, ROWS: gl.constexpr):
     """Of columns [BN, 8] those of rows, [BN, ROWS]: the others are equal to them."""
     MMA: gl.constexpr = acc.type.layout
-    if ROWS < 8:
-        sums = gl.sum(gl.reshape(acc, (acc.shape[0], 8 // ROWS, ROWS)), axis=1) * (ROWS / 8)
-        acc = gl.convert_layout(sums, MMA, assert_trivial=True)
-    return acc
+    sums = gl.sum(gl.reshape(acc, (acc.shape[0], 8 // ROWS, ROWS)), axis=1) * (ROWS / 8)
+    return gl.convert_layout(sums, MMA, assert_trivial=True)

@@ -3,9 +3,9 @@
 
 Weights stream through shared memory, and work is cut, as in `quantized_stream`. What differs leaves the multiprocessor
 time for four programs at once. Rows do not come with the weights: each program puts its part of them in shared memory
-once, normed, in the order in which an operand of the matrix instructions takes it, with the sum of each block of 128
-inputs. The eight columns of a matrix instruction hold the rows, each as often as it fits, so that a weight costs as
-many instructions as with one. An integer's bits with an exponent before them are 128 or 1024 more than the integer;
+once, one row normed, in the order in which an operand of the matrix instructions takes it, with the sum of each block
+of 128 inputs. The eight columns of a matrix instruction hold the rows, each as often as it fits, so that a weight costs
+as many instructions as with one. An integer's bits with an exponent before them are 128 or 1024 more than the integer;
 that, and the zero point, are taken off a block's sums by the sum of its inputs.
 """
 
@@ -25,7 +25,7 @@ from kernels.hopper.boxes import boxes
 from kernels.hopper.compat import sync, view
 from kernels.hopper.epilogue import close_tile
 from kernels.hopper.ring import barriers, cursor, load_weights
-from kernels.hopper.schedule import first_unit, next_slice, next_unit, work_of
+from kernels.hopper.schedule import SHARED_BYTES, first_unit, next_slice, next_unit, work_of
 from kernels.linear.held_rows import rows_alone, rows_memory, rows_of, stage_rows, totals_of
 from kernels.linear.packed_groups import is_fine, quarter_sums, quarters_layout, unit_groups
 from kernels.linear.packed_operand import bytes_layout, integers_of, quarters_of, row_layout, row_of
@@ -37,8 +37,8 @@ from kernels.workspace import Workspace
 WIDTH = 128
 # The most rows, and the most inputs of a row that is normed.
 MAX_ROWS, MAX_NORMED = 4, 8192
-# Shared memory of a multiprocessor of Hopper, and what a program has of it beside ring, rows and sums, at most.
-SHARED_BYTES, RESERVED_BYTES = 233472, 1024 + 256
+# Of shared memory, what a program has beside ring, rows and sums, at most.
+RESERVED_BYTES = 1024 + 256
 # Of a multiprocessor: fewer wait for each other's words.
 MIN_WARPS = 8
 

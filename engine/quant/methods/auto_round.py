@@ -68,7 +68,7 @@ def read(reader: Reader) -> AutoRound:
 
 
 def _layout(reader: Reader) -> tuple[Layout, int]:
-    """AutoRound before 0.5 named a kernel behind the packing, as backend: "auto_round:gptq:exllamav2"."""
+    """Earlier versions name a kernel behind the packing, as backend: "auto_round:gptq:exllamav2"."""
     if "packing_format" in reader or "backend" not in reader:
         return FORMATS[reader.require("packing_format", *FORMATS)]
     backend = reader.read(str, "backend")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from engine.models.reader import ConfigError, Reader, shown
+from engine.models.reader import ConfigError, Reader
 from engine.quant.methods.groups import group_size
 from engine.quant.module_names import ModuleNames, listed
 from engine.quant.scheme import (
@@ -210,11 +210,11 @@ def _weights(reader: Reader, kind: str, *strategies: str) -> tuple[str, tuple[in
     reader.require("symmetric", True, default=True)
     reader.require("dynamic", False, default=False)
     strategy: str = reader.require("strategy", *strategies)
-    block = reader.read(object, "block_structure", None)
+    # A list may be written as text.
+    text = reader.read(object, "block_structure", None) == "128x128"
+    block = [128, 128] if text else reader.items(int, "block_structure")
     by_block = strategy == "block"
-    # The library wrote "128x128" before it wrote lists.
-    fits = not by_block or block in ([128, 128], "128x128")
-    reader.check(fits, f"block_structure = {shown(block)} is not implemented, [128, 128] is")
+    reader.check(not by_block or block == [128, 128], f"block_structure = {block} is not implemented, [128, 128] is")
     reader.refuse("actorder", "numbers of 8 bits, one a byte, have no order of activations")
     reader.refuse("group_size", "numbers of 8 bits, one a byte, are not grouped along their inputs", -1)
     reader.skip(*SILENT)
