@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.serving.launch import guard, stub_rescue
-from engine.serving.link.process_watch import ProcessWatch, parent
+from engine.serving.link.process_watch import ProcessWatch, parent, start_time
 from engine.serving.link.run_folder import without_groups
 
 _STUB = "triton_python_backend_stub"
@@ -50,9 +50,11 @@ class RepositoryError(Exception):
 
 @dataclass(frozen=True)
 class Stub:
-    """A process that runs one instance of a Python model. region, control: where it meets the server (stub_rescue)."""
+    """A process that runs one instance of a Python model. region, control: where it meets the server (stub_rescue);
+    born: when it was started, in clock ticks since boot."""
 
     pid: int
+    born: int
     model: str
     instance: str
     region: str
@@ -131,6 +133,9 @@ class Replacement:
         self._stubs: dict[int, tuple[Stub, ProcessWatch]] = {}
         self._strangers: set[int] = set()  # processes that are no children of the server
         self._control = 0  # of all stubs of a server it is the same
+        # By model and instance, dead or alive. A load that changes more than groups starts a second set of the same
+        # names, and the first lives on until its streams end: of two of one name the newer counts.
+        self._newest: dict[tuple[str, str], Stub] = {}
         self._dead: list[Stub] = []  # that the server may still wait for
         self._released = 0.0
         self._started: set[int] = set()  # stubs whose model is initialized
@@ -176,6 +181,7 @@ class Replacement:
                 self._strangers.add(pid)
             elif (stub := read_stub(pid)) is not None:
                 self._stubs[pid] = (stub, ProcessWatch(pid))
+                self._newest = newest_by_instance([*self._newest.values(), stub])
                 self._control = stub.control
         self._looks += 1
 
@@ -199,7 +205,10 @@ class Replacement:
             del self._stubs[stub.pid]
         if ended:
             self._closing.wait(_REAP_S)
-        return [stub for stub, _ in ended if parent(stub.pid) == self._server_pid]
+        died = [stub for stub, _ in ended if parent(stub.pid) == self._server_pid]
+        gone = {stub.pid for stub, _ in ended} - {stub.pid for stub in died}
+        self._newest = {key: stub for key, stub in self._newest.items() if stub.pid not in gone}
+        return died
 
     def _note_starts(self) -> None:
         for stub, _ in self._stubs.values():
@@ -231,18 +240,25 @@ class Replacement:
         return dead.pid not in self._started and time.monotonic() < self._starting.get(dead.model, 0.0) + _SETTLE_S
 
     def _living(self, model: str) -> set[str]:
-        """Groups of a model that have a living stub at this moment."""
+        """Groups of a model that have a living stub of their own set at this moment."""
         pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
         stubs = [read_stub(pid) for pid in pids if parent(pid) == self._server_pid]
-        return {stub.group for stub in stubs if stub is not None and stub.model == model}
+        return self._groups(model, [stub for stub in stubs if stub is not None])
+
+    def _groups(self, model: str, living: list[Stub]) -> set[str]:
+        """Groups of a model of which the newest of an instance is among `living`."""
+        newest = newest_by_instance([*self._newest.values(), *living]).values()
+        pids = {stub.pid for stub in living}
+        return {stub.group for stub in newest if stub.model == model and stub.pid in pids}
 
     def _watched(self, model: str) -> set[str]:
-        """Groups of a model that have a living stub which is watched, after a look that begins from now on."""
+        """Groups of a model that have a living stub of their own set which is watched, after a look that begins from
+        now on."""
         looks = self._looks
         while self._looks < looks + 2 and not self._closing.wait(_LOOK_BUSY_S):
             pass
-        stubs = list(self._stubs.values())
-        return {stub.group for stub, _ in stubs if stub.model == model and read_stub(stub.pid) is not None}
+        stubs = [stub for stub, _ in list(self._stubs.values())]
+        return self._groups(model, [stub for stub in stubs if read_stub(stub.pid) is not None])
 
     def _free_orphans(self) -> None:
         """Free the server of stubs that died before they were seen: their regions are nobody's for a while."""
@@ -394,6 +410,12 @@ class Replacement:
             self._say(f"{model}: the server did not replace a dead instance: {error}")
 
 
+def newest_by_instance(stubs: Iterable[Stub]) -> dict[tuple[str, str], Stub]:
+    """Of each model's instance the stub that was started last."""
+    ordered = sorted(stubs, key=lambda stub: (stub.born, stub.pid))
+    return {(stub.model, stub.instance): stub for stub in ordered}
+
+
 def names(groups: Iterable[Config]) -> set[str]:
     return {str(group["name"]) for group in groups}
 
@@ -413,8 +435,11 @@ def read_stub(pid: int) -> Stub | None:
     words = _command(pid).split("\0")
     if len(words) < 9 or not words[0].endswith(_STUB):
         return None
+    born = start_time(pid)
+    if born is None:
+        return None
     control = int(words[7]) if words[7].isdigit() else 0
-    return Stub(pid, Path(words[1]).parts[-3], words[8], words[2], control)
+    return Stub(pid, int(born), Path(words[1]).parts[-3], words[8], words[2], control)
 
 
 def _command(pid: int) -> str:

@@ -205,6 +205,38 @@ def test_one_whose_place_is_taken_already_is_not_said_to_be_lost(tend: Callable[
     assert server.loads == []
 
 
+def test_one_whose_namesake_of_an_older_set_still_lives_is_replaced(
+    tend: Callable[..., tuple[Server, list[str]]],
+) -> None:
+    """A load of other settings starts a second set of the same names; the first lives on while its streams do."""
+    server, sentences = tend(2)
+    older = server.stubs
+    time.sleep(0.05)  # the kernel counts starts in steps of 10 ms
+    server.stubs = {name: [server._stub(f"{name}_0")] for name in older}
+    wait_until(lambda: {stub.pid for stubs in server.stubs.values() for stub in stubs} <= server.seen())
+    kill(server.stubs["g1"][0])
+    wait_until(lambda: any("complete" in sentence for sentence in sentences))
+    assert server.groups_of_loads() == [["g0"], ["g0", "g1"]]
+    assert server.whole()
+    for stub in itertools.chain(*older.values()):
+        end(stub)
+
+
+def test_one_of_an_older_set_is_not_replaced(tend: Callable[..., tuple[Server, list[str]]]) -> None:
+    server, sentences = tend(2)
+    older = server.stubs
+    time.sleep(0.05)
+    server.stubs = {name: [server._stub(f"{name}_0")] for name in older}
+    wait_until(lambda: {stub.pid for stubs in server.stubs.values() for stub in stubs} <= server.seen())
+    pid = older["g1"][0].pid
+    kill(older["g1"][0])
+    wait_until(lambda: bool(sentences))
+    assert sentences == [f"m: instance g1_0 (pid {pid}) died; another has taken its place"]
+    assert server.loads == []
+    for stub in itertools.chain(*older.values()):
+        end(stub)
+
+
 def test_one_of_a_group_that_was_scaled_away_has_no_successor(tend: Callable[..., tuple[Server, list[str]]]) -> None:
     """The server keeps a set of frontends for good, behind a load that replaces it, when one of it had died."""
     server, sentences = tend(3)
