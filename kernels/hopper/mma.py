@@ -42,6 +42,83 @@ def ring_product(
 
 
 @gluon.jit
+def _begin_scaled(part, x_ring, w_ring, ring, at, HALF: gl.constexpr, FIRST: gl.constexpr, GATHER: gl.constexpr):
+    """As `begin_slice`, of a slice alone: what stands in part does not matter."""
+    ring.wait(at)
+    if GATHER:
+        fence_async_shared()
+    w = w_ring.index(at.stage).slice(FIRST, part.shape[1])
+    x = x_ring.index(at.stage * 2 + HALF)
+    return warpgroup_mma(x, w.permute((1, 0)), part, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _settle(acc, token, x_scale, w_scale, ring, stage, RUNNING: gl.constexpr):
+    """acc [64, N] with a slice's scaled sums, while RUNNING products behind it run, and its registers, which are free.
+
+    The sums stand where they are asked for: behind the start of the next product of the same registers, the compiler
+    would copy these first, and ptxas lets no product run meanwhile.
+    """
+    part = warpgroup_mma_wait(RUNNING, deps=[token])
+    ring.release(stage)
+    args = [part, (x_scale * w_scale)[:, None], acc]
+    acc = gl.inline_asm_elementwise(
+        "fma.rn.f32 $0, $1, $2, $3;", "=f,f,f,f", args, dtype=gl.float32, is_pure=False, pack=1
+    )
+    return acc, part
+
+
+@gluon.jit
+def scaled_product(
+    x_ring, w_ring, ring, at, slices, xs, ws, xs_group,
+    HALF: gl.constexpr, FIRST: gl.constexpr, N: gl.constexpr, GATHER: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Of 8-bit floats in slices of 128 inputs, [64, N] as in `ring_product`: each slice's sums are scaled and added up
+    in float32. xs [64]: where the first slice's scales of x stand, xs_group apart from those of the next; ws: where its
+    scale of w stands, that of the next behind it. Gives the sums, and where the ring stands then.
+
+    Four slices take two sets of registers in turn, so that the matrix unit has the next one while one is scaled. ptxas
+    lets no product run from one round of a loop into the next beside others.
+    """
+    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 32])
+    acc = gl.zeros((64, N), gl.float32, mma)
+    even = gl.zeros((64, N), gl.float32, mma)
+    odd = gl.zeros((64, N), gl.float32, mma)
+    for _ in range(slices // 4):
+        second = at.next(STAGES)
+        third = second.next(STAGES)
+        fourth = third.next(STAGES)
+        first_token = _begin_scaled(even, x_ring, w_ring, ring, at, HALF, FIRST, GATHER)
+        x0 = gl.load(xs)
+        x1 = gl.load(xs + xs_group)
+        x2 = gl.load(xs + 2 * xs_group)
+        x3 = gl.load(xs + 3 * xs_group)
+        w0 = gl.load(ws)
+        w1 = gl.load(ws + 1)
+        w2 = gl.load(ws + 2)
+        w3 = gl.load(ws + 3)
+        second_token = _begin_scaled(odd, x_ring, w_ring, ring, second, HALF, FIRST, GATHER)
+        acc, even = _settle(acc, first_token, x0, w0, ring, at.stage, 1)
+        third_token = _begin_scaled(even, x_ring, w_ring, ring, third, HALF, FIRST, GATHER)
+        acc, odd = _settle(acc, second_token, x1, w1, ring, second.stage, 1)
+        fourth_token = _begin_scaled(odd, x_ring, w_ring, ring, fourth, HALF, FIRST, GATHER)
+        acc, even = _settle(acc, third_token, x2, w2, ring, third.stage, 1)
+        acc, odd = _settle(acc, fourth_token, x3, w3, ring, fourth.stage, 0)
+        at = fourth.next(STAGES)
+        xs += 4 * xs_group
+        ws += 4
+    for _ in range(slices % 4):
+        token = _begin_scaled(even, x_ring, w_ring, ring, at, HALF, FIRST, GATHER)
+        x0 = gl.load(xs)
+        w0 = gl.load(ws)
+        acc, even = _settle(acc, token, x0, w0, ring, at.stage, 0)
+        at = at.next(STAGES)
+        xs += xs_group
+        ws += 1
+    return acc, at
+
+
+@gluon.jit
 def team_product(acc, x_ring, w_ring, ring, at, slices, live, TEAM: gl.constexpr, TEAMS: gl.constexpr,
                  STAGES: gl.constexpr):  # fmt: skip
     """As `ring_product`, box TEAM of x, of TEAMS a stage, by all rows of w: one product begins before the last one is

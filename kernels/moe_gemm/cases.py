@@ -238,9 +238,14 @@ def w8a8_cases() -> list[Case]:
         w8a8_case("fp8 blocks, up by 4", bf16, 1, 4160, 192, 6, 4, group, square, residual=True, small=False),
         w8a8_case("fp8 blocks, down by 2", bf16, 3, 256, 2176, 6, 4, group, square, biased=True, small=False),
         w8a8_case("fp8 rows, up by 3", bf16, 3, 3136, 64, 6, 4, row, limit=0.5, biased=True, small=False),
+        # Many pairs of an expert: more than a tile of 128, up to one, up to half of one; some experts are not here.
+        w8a8_case("fp8 blocks, 150 pairs of an expert", bf16, 225, 256, 128, 4, 3, group, square, absent=1),
+        w8a8_case("fp8 blocks, 90 pairs of an expert", bf16, 120, 384, 384, 4, 3, group, square, residual=True),
+        w8a8_case("fp8 blocks, 40 pairs of an expert", bf16, 80, 128, 256, 6, 3, group, square, limit=0.5),
+        w8a8_case("fp8 rows, 90 pairs of an expert", bf16, 120, 256, 192, 4, 3, row, absent=1, residual=True),
         w8a8_case("fp8 blocks, batch-invariant", bf16, 11, 128, 24, 5, 3, group, square, deterministic=True),
     ]
-    for t in (1, 8, 64, 1024):
+    for t in (1, 8, 64, 1024, 8192):
         name = f"{t} tokens, 8 of 128 fp8 experts of 768"
         made.append(w8a8_case(name, bf16, t, 2048, 768, 128, 8, group, square, small=False))
     return made

@@ -1,8 +1,9 @@
 """Which kernels compute the feed-forward parts of quantized experts, decided once a shape. Thresholds and tiles were
 measured on an H200 by `perf.tune.quantized`.
 
-Few pairs an expert take a Gluon kernel on Hopper that streams the weights as they are stored, many have the numbers
-written out for the dense kernels, and what is between, or has no such kernel, takes tiles that read the weights packed.
+Few pairs an expert take a Gluon kernel on Hopper that streams the weights as they are stored. Many pairs take another
+one with 8-bit floats; 4-bit numbers are written out for the dense kernels. What is between, or has no such
+kernel, takes tiles that read the weights packed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import torch
 from kernels.dispatch import Dispatch, Variant
 from kernels.linear.packed_rows import WIDTH
 from kernels.moe_gemm.dispatch import TilesCut
+from kernels.moe_gemm.grouped_fp8 import PAIRS, GroupedFp8Tile, grouped_fp8_moe
 from kernels.moe_gemm.operands import Operands
+from kernels.moe_gemm.order import placed
 from kernels.moe_gemm.packed import packed_moe
 from kernels.moe_gemm.quantized_ring import ALONE_PAIRS, quantized_ring_moe
 from kernels.moe_gemm.tiles import PairTile
@@ -32,7 +35,8 @@ class QuantizedProblem(NamedTuple):
 
     kind: "fp4", "packed" (integers), "fp8" or "int8". pairs of token and expert; experts whose matrices are here.
     ring: the copy engine reads both tables in whole boxes, and numbers and scales are such as the ring kernel has, on a
-    GPU of its kind. writes_out: inputs stay as they are, in the weight's order. table: of tuned numbers.
+    GPU of its kind. writes_out: inputs stay as they are, in the weight's order. table: of tuned numbers. groups:
+    `grouped_fp8` takes both tables, with an activation that it has and no biases.
     """
 
     kind: str
@@ -43,6 +47,7 @@ class QuantizedProblem(NamedTuple):
     ring: bool
     writes_out: bool
     table: str = DEFAULT
+    groups: bool = False
 
 
 def pair_tiles(pairs: int, num_experts: int, dtype: torch.dtype) -> TilesCut:
@@ -72,6 +77,23 @@ def _not_ring(problem: QuantizedProblem) -> str | None:
     return None
 
 
+def many_pairs(pairs: int, experts: int, table: str) -> bool:
+    """Whether products of so many pairs of 8-bit floats gain by the kernel of groups of warps."""
+    return bool(pairs > numbers(table, "moe_gemm")["grouped_fp8_pairs"] * experts)
+
+
+def _not_grouped(problem: QuantizedProblem) -> str | None:
+    if problem.deterministic:
+        return "its tiles depend on the number of pairs"
+    if not many_pairs(problem.pairs, problem.experts, problem.table):
+        return f"for more than {numbers(problem.table, 'moe_gemm')['grouped_fp8_pairs']} pairs an expert"
+    return (
+        None
+        if problem.groups
+        else "needs Hopper, 16-bit inputs, and 8-bit floats with scales of whole blocks of 128 by 128 or of rows"
+    )
+
+
 def _not_written_out(problem: QuantizedProblem) -> str | None:
     if problem.deterministic:
         return "its tiles depend on the number of pairs"
@@ -89,6 +111,14 @@ def _tiles_cut(problem: QuantizedProblem) -> TilesCut:
 def _ring(operands: Operands, _: Any = None) -> torch.Tensor:
     workspace, x, gate_up, down, weights, experts, residual, activation, limit, _, biases = operands
     return quantized_ring_moe(workspace, x, gate_up, down, weights, experts, residual, activation, limit, biases)
+
+
+def _grouped(operands: Operands, tile: GroupedFp8Tile) -> torch.Tensor:
+    workspace, x, gate_up, down, weights, experts, residual, activation, limit, _, _ = operands
+    experts = experts.contiguous()
+    places = placed(workspace, experts, gate_up.shape[0], PAIRS)
+    given = (weights, experts, residual, activation, limit, places, tile)
+    return grouped_fp8_moe(workspace, x, gate_up, down, *given)
 
 
 def _written_out(operands: Operands, _: Any = None) -> torch.Tensor:
@@ -116,6 +146,13 @@ DISPATCH: Dispatch[QuantizedProblem] = Dispatch(
             lambda problem: None,
             _ring,
             "docs/experiments/2026-11-24-quantized-experts.md (quantized-experts.jsonl)",
+        ),
+        Variant(
+            "grouped",
+            _not_grouped,
+            lambda problem: GroupedFp8Tile(),
+            _grouped,
+            "docs/experiments/2026-11-27-many-pairs-of-fp8-experts.md",
         ),
         Variant(
             "written_out",

@@ -119,9 +119,11 @@ def quantized(
     activation: str | None = None,
     limit: float | None = None,
     rows_of: int = 1,
+    by_row: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As `quantize`, with room for whole sequences of `rows_of` rows, whatever stands in those that x does
-    not have. Scales of one group after another stand behind each other: [T, groups] with strides (1, T)."""
+    not have. Scales of one group after another stand behind each other, [T, groups] with strides (1, T), or with
+    by_row those of one row after another."""
     if activation is not None and norm_weight is not None:
         raise ValueError("quantize takes an activation or a norm, not both")
     rows, k = x.shape
@@ -132,7 +134,9 @@ def quantized(
     groups = cdiv(k, group) if inputs.group else 1
     whole, ends = inputs.number == "int8", RANGES[inputs.number or "fp8"]
     numbers = torch.empty(held, k, dtype=torch.int8 if whole else torch.float8_e4m3fn, device=x.device)
-    scales = torch.empty(groups, held, dtype=torch.float32, device=x.device).t()
+    sizes = (held, groups) if by_row else (groups, held)
+    scales = torch.empty(sizes, dtype=torch.float32, device=x.device)
+    scales = scales if by_row else scales.t()
     if rows:
         block = max(group, next_power_of_2(k))
         workspace.launch(_quantize, (rows,))(

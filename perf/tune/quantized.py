@@ -32,6 +32,8 @@ from kernels.linear.stream import StreamTile
 from kernels.linear.unpack import unpacked
 from kernels.moe_gemm import dense as dense_moe
 from kernels.moe_gemm import packed, w8a8
+from kernels.moe_gemm.grouped_fp8 import PAIRS, GroupedFp8Tile, grouped_fp8_moe
+from kernels.moe_gemm.order import placed
 from kernels.moe_gemm.quantized_dispatch import pair_tiles
 from kernels.moe_gemm.quantized_ring import ALONE_PAIRS, RingTile, quantized_ring_moe
 from kernels.moe_gemm.tiles import PairTile
@@ -59,6 +61,8 @@ class Shape:
 EXPERTS = {
     "gpt-oss-20b": Shape("mxfp4", 2880, 2880, 32, 4),
     "qwen3-30b-a3b-fp8": Shape("fp8", 2048, 768, 128, 8),
+    "qwen3-235b-a22b-fp8": Shape("fp8", 4096, 1536, 128, 8),
+    "deepseek-v3/2": Shape("fp8", 7168, 2048, 128, 8),
     "kimi-k2-int4": Shape("int4", 7168, 2048, 48, 8),
     "gpt-oss-120b": Shape("mxfp4", 2880, 2880, 128, 4),
     "deepseek-v4-flash": Shape("mxfp4", 4096, 2048, 256, 6),
@@ -109,6 +113,8 @@ def variants(shape: Shape, tokens: int, cuts: Collection[str]) -> Iterator[Varia
         yield Variant(0, up, down, "ring")
     if tokens > 32 and shape.kind != "fp8":
         yield Variant(0, up, down, "written out")
+    if shape.kind == "fp8":
+        yield Variant(0, up, down, "grouped")
     if "rings" in cuts and tokens <= RING_TOKENS:
         yield from (Variant(0, up, down, "ring", tile) for tile in ring_tiles(shape, tokens))
     if "tiles" not in cuts:
@@ -157,6 +163,13 @@ def experts_call(shape: Shape, tables: tuple[Expert, Expert], tokens: int, seed:
         if variant.varied == "ring":
             return quantized_ring_moe(
                 workspace(), x, gate_up, down, weights, chosen, x, activation, None, biases, variant.ring
+            )
+        if variant.varied == "grouped":
+            assert isinstance(gate_up, Fp8)
+            assert isinstance(down, Fp8)
+            places = placed(workspace(), chosen, shape.experts, PAIRS)
+            return grouped_fp8_moe(
+                workspace(), x, gate_up, down, weights, chosen, x, activation, None, places, GroupedFp8Tile()
             )
         if variant.varied == "written out":
             assert not isinstance(gate_up, Fp8)
