@@ -67,13 +67,20 @@ class Heartbeat:
     def _starved(self, pids: list[int]) -> float:
         """The most that one thread has waited for a core since the last look, in seconds."""
         waited: dict[Path, int] = {}
-        for pid in pids:
-            for task in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-                with contextlib.suppress(OSError, IndexError):
-                    waited[task] = int(task.read_text().split()[1])
+        for task in (task for pid in pids for task in _threads(pid)):
+            with contextlib.suppress(OSError, IndexError):
+                waited[task] = int(task.read_text().split()[1])
         most = max((now - self._waited.get(task, 0) for task, now in waited.items()), default=0)
         self._waited = waited
         return most / 1e9
+
+
+def _threads(pid: int) -> list[Path]:
+    """The statistics of a process's threads; none when it has ended."""
+    try:
+        return list(Path(f"/proc/{pid}/task").glob("*/schedstat"))
+    except OSError:  # it ended meanwhile
+        return []
 
 
 @dataclass(frozen=True)
