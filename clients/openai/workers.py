@@ -11,6 +11,7 @@ import socket
 import ssl
 import tempfile
 import time
+from dataclasses import dataclass
 from multiprocessing import connection
 from types import FrameType
 
@@ -27,6 +28,16 @@ _BACKLOG = 2048
 _RESTART_S = 1.0  # between two starts in one place
 _LOOK_S = 0.05  # between looks while one is missing
 _DRAIN_S = 30
+
+
+@dataclass(frozen=True)
+class _Worker:
+    """listener: its socket, of which the supervisor has a copy until it ends; started: when, by the clock that does not
+    jump."""
+
+    process: multiprocessing.process.BaseProcess
+    listener: socket.socket
+    started: float
 
 
 def serve(config: ShimConfig, log_level: str = "info") -> None:
@@ -99,6 +110,11 @@ def _listen(config: ShimConfig) -> socket.socket:
     return listener
 
 
+def _listens(worker: _Worker) -> bool:
+    """Whether the kernel deals connections out to it."""
+    return worker.process.is_alive() and bool(worker.listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+
+
 def _work(config: ShimConfig, log_level: str, metrics_folder: str | None, listener: socket.socket) -> None:
     """One worker, in this process."""
     from clients.openai.app import create_app  # imports prometheus_client: the folder must be set before
@@ -126,11 +142,10 @@ def _supervise(config: ShimConfig, log_level: str, folder: str) -> None:
     spawn = multiprocessing.get_context("spawn")  # gRPC does not survive a fork
     stopping = False
 
-    def start() -> multiprocessing.process.BaseProcess:
-        with _listen(config) as listener:  # which the worker has when it is started
-            worker = spawn.Process(target=_work, args=(config, log_level, folder, listener))
-            worker.start()
-        return worker
+    def start(listener: socket.socket) -> _Worker:
+        process = spawn.Process(target=_work, args=(config, log_level, folder, listener))
+        process.start()
+        return _Worker(process, listener, time.monotonic())
 
     def stop(number: int, frame: FrameType | None) -> None:
         nonlocal stopping
@@ -138,19 +153,30 @@ def _supervise(config: ShimConfig, log_level: str, folder: str) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    workers = [start() for _ in range(config.workers)]
-    started = [time.monotonic()] * config.workers
+    workers = [start(_listen(config)) for _ in range(config.workers)]
     while not stopping:
-        living = [worker.sentinel for worker in workers if worker.is_alive()]
+        living = [worker.process.sentinel for worker in workers if worker.process.is_alive()]
         connection.wait(living, _RESTART_S if len(living) == len(workers) else _LOOK_S)
+        for worker in workers:
+            if not worker.process.is_alive():
+                worker.listener.close()  # who waits in it is told so, and asks another
+        if not any(_listens(worker) for worker in workers):
+            for worker in workers:
+                if worker.process.is_alive():
+                    worker.listener.listen(_BACKLOG)
         for place, worker in enumerate(workers):
-            if not worker.is_alive() and not stopping and time.monotonic() > started[place] + _RESTART_S:
-                log.error("worker %s ended with status %s; starting another", worker.pid, worker.exitcode)
-                workers[place], started[place] = start(), time.monotonic()
+            if not worker.process.is_alive() and not stopping and time.monotonic() > worker.started + _RESTART_S:
+                log.error(
+                    "worker %s ended with status %s; starting another", worker.process.pid, worker.process.exitcode
+                )
+                # While others listen it does not until it is ready: connections would wait for it in vain.
+                others = any(_listens(worker) for worker in workers)
+                workers[place] = start(_bind(config, shared=True) if others else _listen(config))
     for worker in workers:
-        if worker.pid is not None and worker.is_alive():
-            os.kill(worker.pid, signal.SIGTERM)
+        worker.listener.close()
+        if worker.process.pid is not None and worker.process.is_alive():
+            os.kill(worker.process.pid, signal.SIGTERM)
     for worker in workers:
-        worker.join(_DRAIN_S + 5)
-        if worker.is_alive():
-            worker.kill()
+        worker.process.join(_DRAIN_S + 5)
+        if worker.process.is_alive():
+            worker.process.kill()

@@ -76,6 +76,7 @@ def inside(words: list[str]) -> None:
         if ctypes.CDLL(None, use_errno=True).mount(b"tmpfs", os.fsencode(folder), b"tmpfs", 0, None) != 0:
             raise OSError(ctypes.get_errno(), f"a file system of memory cannot be put on {folder}")
     os.environ["TMPDIR"] = own
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # engines of all fleets would share the first GPU
     os.execv(sys.executable, [sys.executable, "-m", "tests.chaos", "--no-shrink", *words])
 
 

@@ -186,6 +186,40 @@ def test_connections_wait_for_workers_that_take_the_place_of_dead_ones(triton: s
         shim.stop()
 
 
+def test_no_connection_waits_for_a_new_worker_while_another_serves(triton: str, tmp_path: Path) -> None:
+    """One of two is killed, and the one that takes its place stands still before it is ready. All are answered by the
+    other; when that is killed too, whoever connects waits for the new one."""
+    shim = Shim(tmp_path, "--triton", triton, "--workers", "2")
+
+    def workers() -> list[psutil.Process]:
+        children = psutil.Process(shim.process.pid).children()
+        return [child for child in children if "spawn_main" in Path(f"/proc/{child.pid}/cmdline").read_text()]
+
+    def connection() -> socket.socket:
+        made = socket.create_connection(("127.0.0.1", int(shim.host.rsplit(":", 1)[1])), timeout=20)
+        made.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        return made
+
+    try:
+        dead, other = workers()
+        dead.kill()
+        while not (fresh := {worker for worker in workers() if worker.pid not in (dead.pid, other.pid)}):
+            time.sleep(0.001)
+        (new,) = fresh
+        new.suspend()
+        for _ in range(24):
+            with connection() as asked:
+                assert asked.recv(12) == b"HTTP/1.1 200"
+        other.kill()
+        while shim.log().count("starting another") < 2:
+            time.sleep(0.001)
+        with connection() as waiting:
+            new.resume()
+            assert waiting.recv(12) == b"HTTP/1.1 200"
+    finally:
+        shim.stop()
+
+
 def test_workers_share_the_port_and_their_counts_and_end_in_good_order(triton: str, tmp_path: Path) -> None:
     shim = Shim(tmp_path, "--triton", triton, "--workers", "2")
     try:
