@@ -26,6 +26,7 @@ from tests.clients.conftest import Shim
 pytestmark = pytest.mark.xdist_group("openai")
 
 BODY = {"model": "demo", "prompt": "def", "max_tokens": 2}
+VERSION = b"GET /version HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 
 
 @pytest.mark.parametrize(
@@ -165,22 +166,31 @@ def test_a_form_with_markers_around_calls_is_asked_for_and_read(triton: str, tmp
         shim.stop()
 
 
+def workers_of(shim: Shim) -> list[psutil.Process]:
+    """Its processes that serve; beside them stands one that keeps count of resources."""
+    children = psutil.Process(shim.process.pid).children()
+    return [child for child in children if "spawn_main" in Path(f"/proc/{child.pid}/cmdline").read_text()]
+
+
+def connected(shim: Shim, timeout: float) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", int(shim.host.rsplit(":", 1)[1])), timeout=timeout)
+
+
 def test_connections_wait_for_workers_that_take_the_place_of_dead_ones(triton: str, tmp_path: Path) -> None:
     """All are killed as soon as they answer. Whoever connects when the next are started, and import what they need, is
     answered by them."""
     shim = Shim(tmp_path, "--triton", triton, "--workers", "2")
     try:
-        children = psutil.Process(shim.process.pid).children()
-        workers = [child for child in children if any("spawn_main" in word for word in child.cmdline())]
+        workers = workers_of(shim)
         assert len(workers) == 2
         for worker in workers:
             worker.kill()
         started = shim.log().count("Started server process")
         while shim.log().count("starting another") < 2:
             time.sleep(0.001)
-        with socket.create_connection(("127.0.0.1", int(shim.host.rsplit(":", 1)[1])), timeout=60) as waiting:
+        with connected(shim, timeout=60) as waiting:
             assert shim.log().count("Started server process") == started
-            waiting.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            waiting.sendall(VERSION)
             assert waiting.recv(12) == b"HTTP/1.1 200"
     finally:
         shim.stop()
@@ -191,29 +201,22 @@ def test_no_connection_waits_for_a_new_worker_while_another_serves(triton: str, 
     other; when that is killed too, whoever connects waits for the new one."""
     shim = Shim(tmp_path, "--triton", triton, "--workers", "2")
 
-    def workers() -> list[psutil.Process]:
-        children = psutil.Process(shim.process.pid).children()
-        return [child for child in children if "spawn_main" in Path(f"/proc/{child.pid}/cmdline").read_text()]
-
-    def connection() -> socket.socket:
-        made = socket.create_connection(("127.0.0.1", int(shim.host.rsplit(":", 1)[1])), timeout=20)
-        made.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-        return made
-
     try:
-        dead, other = workers()
+        dead, other = workers_of(shim)
         dead.kill()
-        while not (fresh := {worker for worker in workers() if worker.pid not in (dead.pid, other.pid)}):
+        while not (fresh := {worker for worker in workers_of(shim) if worker.pid not in (dead.pid, other.pid)}):
             time.sleep(0.001)
         (new,) = fresh
         new.suspend()
         for _ in range(24):
-            with connection() as asked:
+            with connected(shim, timeout=20) as asked:
+                asked.sendall(VERSION)
                 assert asked.recv(12) == b"HTTP/1.1 200"
         other.kill()
         while shim.log().count("starting another") < 2:
             time.sleep(0.001)
-        with connection() as waiting:
+        with connected(shim, timeout=20) as waiting:
+            waiting.sendall(VERSION)
             new.resume()
             assert waiting.recv(12) == b"HTTP/1.1 200"
     finally:

@@ -32,6 +32,7 @@ class Server(Repository):
         groups_ = [{"name": f"g{i}", "count": count, "host_policy": f"h{i}"} for i in range(groups)]
         self.current: Config | None = {"name": "m", "instance_group": groups_}
         self.stubs: dict[str, list[subprocess.Popen[bytes]]] = {}
+        self.older: dict[str, list[subprocess.Popen[bytes]]] = {}  # of the set before, that still live
         self.loads: list[Config] = []
         self.failures = 0
         self.silences = 0  # calls of `config` that are not answered, once a load was
@@ -80,6 +81,17 @@ class Server(Repository):
         wait_until(lambda: read_stub(stub.pid) is not None)
         return stub
 
+    def start_second_set(self) -> None:
+        """As a load of other settings does: of the same names, while the first set lives on."""
+        time.sleep(0.05)  # the kernel counts starts in steps of 10 ms
+        self.older, self.stubs = self.stubs, {}
+        assert self.current is not None
+        self._arrange(self.current["instance_group"])
+        wait_until(lambda: {stub.pid for stubs in self.stubs.values() for stub in stubs} <= self.seen())
+
+    def all_stubs(self) -> Iterator[list[subprocess.Popen[bytes]]]:
+        return itertools.chain(self.stubs.values(), self.older.values())
+
     def groups_of_loads(self) -> list[list[str]]:
         return [sorted(names(config["instance_group"])) for config in self.loads]
 
@@ -102,7 +114,7 @@ def tend(tmp_path: Path) -> Iterator[Callable[..., tuple[Server, list[str]]]]:
 
         def make(groups: int, count: int = 1) -> tuple[Server, list[str]]:
             server = Server(tmp_path, groups, count)
-            stack.callback(lambda: [end(stub) for stubs in server.stubs.values() for stub in stubs])
+            stack.callback(lambda: [end(stub) for stubs in server.all_stubs() for stub in stubs])
             sentences: list[str] = []
             replacement = Replacement(os.getpid(), server, sentences.append)
             server.seen = lambda: set(replacement._stubs)
@@ -210,31 +222,21 @@ def test_one_whose_namesake_of_an_older_set_still_lives_is_replaced(
 ) -> None:
     """A load of other settings starts a second set of the same names; the first lives on while its streams do."""
     server, sentences = tend(2)
-    older = server.stubs
-    time.sleep(0.05)  # the kernel counts starts in steps of 10 ms
-    server.stubs = {name: [server._stub(f"{name}_0")] for name in older}
-    wait_until(lambda: {stub.pid for stubs in server.stubs.values() for stub in stubs} <= server.seen())
+    server.start_second_set()
     kill(server.stubs["g1"][0])
     wait_until(lambda: any("complete" in sentence for sentence in sentences))
     assert server.groups_of_loads() == [["g0"], ["g0", "g1"]]
     assert server.whole()
-    for stub in itertools.chain(*older.values()):
-        end(stub)
 
 
 def test_one_of_an_older_set_is_not_replaced(tend: Callable[..., tuple[Server, list[str]]]) -> None:
     server, sentences = tend(2)
-    older = server.stubs
-    time.sleep(0.05)
-    server.stubs = {name: [server._stub(f"{name}_0")] for name in older}
-    wait_until(lambda: {stub.pid for stubs in server.stubs.values() for stub in stubs} <= server.seen())
-    pid = older["g1"][0].pid
-    kill(older["g1"][0])
+    server.start_second_set()
+    pid = server.older["g1"][0].pid
+    kill(server.older["g1"][0])
     wait_until(lambda: bool(sentences))
     assert sentences == [f"m: instance g1_0 (pid {pid}) died; another has taken its place"]
     assert server.loads == []
-    for stub in itertools.chain(*older.values()):
-        end(stub)
 
 
 def test_one_of_a_group_that_was_scaled_away_has_no_successor(tend: Callable[..., tuple[Server, list[str]]]) -> None:
