@@ -20,7 +20,7 @@ from tritonclient.grpc import InferenceServerClient
 
 from tests.chaos import hostile
 from tests.chaos.clients import perform
-from tests.chaos.fleet import EXIT_TIMEOUT_S, EXTRA, WORKERS, Fleet, Replica, until
+from tests.chaos.fleet import EXIT_TIMEOUT_S, EXTRA, WORKERS, Fleet, FleetFailed, Replica, until
 from tests.chaos.schedule import Fault, Shape
 from tests.chaos.watch import PROBE, Heartbeat
 
@@ -163,13 +163,21 @@ def end(role: str, number: int) -> Callable[[Fleet, Fault], None]:
 
 
 def start_again(replica: Replica, why: str) -> None:
-    """As an orchestrator does. Raises Problem unless all of what was there is gone in time, its ports free."""
+    """As an orchestrator does: again where another fault ends the first load, as is promised. Raises Problem unless all
+    of what was there is gone in time, its ports free."""
     replica.ends += 1
     gone = until(lambda: not list(replica.members()), EXIT_TIMEOUT_S + 5.0 + 1.0, look_s=0.1)
     listening = replica.listens()
     left = replica.wipe()
-    replica.start()
-    replica.wait_ready()
+    while True:
+        faults = replica.faults
+        replica.start()
+        try:
+            replica.wait_ready()
+            break
+        except FleetFailed:
+            if replica.alive() or replica.faults == faults:
+                raise
     if not gone:
         raise Problem(f"left {EXIT_TIMEOUT_S + 5} s after {why}: {left}")
     if listening:
