@@ -104,7 +104,7 @@ def seconds(work: Work, communicator: GroupCommunicator) -> float:
 
 
 def measured(rank: int, size: int, folder: Path, hidden: int, largest: int) -> list[dict[str, Any]]:
-    """A line for each size: microseconds of each way, the same on all ranks."""
+    """A line for each size: microseconds of each way, the same on all ranks; none of a way that has no place for it."""
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
     communicator = connect(FileStore(str(folder / "store"), size), rank, size, device, PATIENCE_S)
@@ -122,6 +122,9 @@ def measured(rank: int, size: int, folder: Path, hidden: int, largest: int) -> l
         x = torch.full((count, width), float(rank + 1), dtype=dtype, device=device)
         line: dict[str, Any] = {"bytes": x.nbytes, "ranks": size}
         for name, work in works(communicator, peers, x, weight, workspace).items():
+            if name.startswith("one-shot") and x.nbytes > peers.slot:
+                line[name] = None
+                continue
             check(communicator, work(), width)
             own = round(seconds(work, communicator) * 1e9)
             line[name] = max(ns for (ns,) in communicator.all_gather_numbers([own])) / 1e3
@@ -134,8 +137,8 @@ def table(lines: list[dict[str, Any]]) -> list[str]:
     names = [name for name, value in lines[0].items() if isinstance(value, float)]
     made = [f"| bytes | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
     for line in lines:
-        best = min(WAYS, key=lambda way: float(line[way]))
-        cells = [f"**{line[name]:.1f}**" if name == best else f"{line[name]:.1f}" for name in names]
+        best = min((way for way in WAYS if line[way] is not None), key=lambda way: float(line[way]))
+        cells = ["-" if line[n] is None else f"**{line[n]:.1f}**" if n == best else f"{line[n]:.1f}" for n in names]
         made.append(f"| {sized(line['bytes'])} | {' | '.join(cells)} |")
     return made
 

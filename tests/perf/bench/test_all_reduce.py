@@ -28,6 +28,7 @@ def test_two_processes_measure_and_check_their_sums(tmp_path: Path) -> None:
 def test_a_table_marks_the_fastest_sum() -> None:
     line = {"bytes": 8192, "ranks": 2, "library": 9.0, "one-shot": 4.0, "two-shot": 6.0, "library, norm apart": 3.0}
     assert table([line])[-1] == "| 8 KB | 9.0 | **4.0** | 6.0 | 3.0 |"
+    assert table([line, line | {"one-shot": None}])[-1] == "| 8 KB | 9.0 | - | **6.0** | 3.0 |"
 
 
 @pytest.mark.parametrize("text", ["64", "MB", "-1KB", "1GB"])
