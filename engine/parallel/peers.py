@@ -26,19 +26,20 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-# Bytes of one sum: beyond, the library is taken. Of two H200, for which a rank's piece has four times as much.
-MAX_BYTES = 64 << 20
-# Up to so many bytes that a rank is sent each rank adds everything up by itself. Of two H200 (docs/parallel.md): with
-# more ranks, whose exchanges were not measured, the second one's 2.5 us are worth less.
+# Bytes of one sum, of two ranks and of more: beyond, the library is taken. So far kernels of ours are ahead between two
+# H200 and among four H100 (docs/parallel.md). A rank's piece has four times as much.
+MAX_BYTES_OF_TWO, MAX_BYTES = 64 << 20, 16 << 20
+# Up to so many bytes that a rank is sent each rank adds everything up by itself: of two H200, and of four H100.
 ONE_SHOT_BYTES = 2 << 20
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class PeerCommunicator(GroupCommunicator):
-    """Adds up by `peer_sum` what fits, all else by the library. held: what must live as long as the peers' memory."""
+    """Adds up by `peer_sum` what fits, all else by `library`. held: what must live as long as the peers' memory."""
 
-    def __init__(self, group: Any, store: Any, device: torch.device, peers: Peers, ops: Ops, held: object) -> None:
-        super().__init__(group, store, device)
+    def __init__(self, library: GroupCommunicator, peers: Peers, ops: Ops, held: object) -> None:
+        super().__init__(library.group, library.store, library.device)
+        self._library = library
         self._peers = peers
         self._ops = ops
         self._held = held
@@ -46,7 +47,7 @@ class PeerCommunicator(GroupCommunicator):
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.contiguous().flatten(1) if x.ndim > 1 else x
         if rows.ndim == 1 or not self._fits(rows.nbytes, rows.nbytes // max(1, len(rows))):
-            return super().all_reduce(x)
+            return self._library.all_reduce(x)
         return self._ops.peer_sum(rows, self._peers, self._two_shot(rows))[1].view(x.shape)
 
     def norms(self, size: int, row: int) -> bool:
@@ -81,16 +82,19 @@ class PeerCommunicator(GroupCommunicator):
 
     def close(self) -> None:
         super().close()
+        self._library.close()
         self._held = None
 
 
 def reached(
-    communicator: Communicator, ops: Ops, device: torch.device, asked: bool, capacity: int = MAX_BYTES
+    communicator: Communicator, ops: Ops, device: torch.device, asked: bool, capacity: int | None = None
 ) -> Communicator:
     """The same ranks over peer memory for sums of up to `capacity` bytes, or `communicator` where there is none, which
     is warned of where it was asked for. All ranks call it. An engine calls it once."""
     if not isinstance(communicator, GroupCommunicator):
         return communicator
+    if capacity is None:
+        capacity = MAX_BYTES_OF_TWO if communicator.size == 2 else MAX_BYTES
     made, why = None, "kernels over peer memory are for GPUs"
     if device.type == "cuda":
         made, why = pieces_of(communicator, piece_bytes(communicator.size, capacity), device)
@@ -105,7 +109,7 @@ def reached(
 def over(communicator: GroupCommunicator, pieces: Sequence[torch.Tensor], ops: Ops, held: object) -> Communicator:
     """The ranks of `communicator` over pieces that `pieces_of` gave."""
     peers = Peers.over(communicator.rank, pieces)
-    return PeerCommunicator(communicator.group, communicator.store, communicator.device, peers, ops, held)
+    return PeerCommunicator(communicator, peers, ops, held)
 
 
 class _Links:

@@ -34,11 +34,6 @@ def check_parallel(config: EngineConfig, model: ModelConfig, communicator: Commu
         )
     if config.parallel.block_shares > 1:
         _check_context(config, model)
-    if size > 2 and config.runtime.deterministic:
-        raise ConfigError(
-            f"runtime.deterministic needs sums of ranks in one order, which parallel.tensor = {size} does not promise: "
-            "use at most 2, or leave deterministic off"
-        )
 
 
 def _check_context(config: EngineConfig, model: ModelConfig) -> None:

@@ -69,6 +69,8 @@ def build_runner(
     runtime = config.runtime
     workspace = Workspace(device, runtime.dependent_launch, runtime.tuned_gemms, config.weights.fast_accumulation)
     ops = select(workspace, runtime.kernels, runtime.direct_copies)
+    if runtime.deterministic:
+        communicator = communicator.in_order()
     if config.parallel.all_reduce != "library":
         communicator = reached(communicator, ops, device, config.parallel.all_reduce == "peer")
     max_model_len = _max_model_len(config, model)

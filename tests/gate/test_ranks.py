@@ -119,6 +119,22 @@ SPARSE = [as_param(QWEN3_MOE)]
 STATED = [as_param(shape) for shape in (QWEN3_5, DEEPSEEK_V4)]
 
 
+@pytest.mark.parametrize("shape", ONE, indirect=True)
+@pytest.mark.parametrize("size", [2, 3])
+def test_batch_and_chunks_change_no_bit(truth: Golden, shape: Shape, size: int) -> None:
+    config = of_ranks(truth, shape, size)
+    config = replace(config, runtime=replace(config.runtime, deterministic=True))
+    sequences = truth.sequences[:: len(truth.sequences) // 6]
+
+    def work(communicator: Communicator) -> list[list[list[TokenLogprobs]]]:
+        runner = build_runner(config, communicator=communicator)
+        alone = [PlanPlayer(runner, WHOLE).play([sequence])[0] for sequence in sequences]
+        return [alone, PlanPlayer(runner, WHOLE).play(sequences), PlanPlayer(runner, 7).play(sequences)]
+
+    for alone, together_, in_chunks in together(size, work):
+        assert alone == together_ == in_chunks
+
+
 def swapped_slice(runner: DeviceRunner, rank: int) -> None:
     """One layer multiplies by the other half of a projection's inputs."""
     weight = runner._decoder.layers[0].mixer.out.weight

@@ -17,6 +17,7 @@ import torch
 
 from engine import env
 from engine.config import CacheConfig, EngineConfig, ParallelConfig, RuntimeConfig, SchedulerConfig
+from engine.parallel import peers as peers_module
 from engine.parallel.communicator import ALONE, Communicator, GroupCommunicator
 from engine.parallel.peers import over, pieces_of, reached
 from engine.runner.build import build_runner
@@ -209,6 +210,23 @@ def test_memory_that_one_rank_cannot_have_is_nobodys(monkeypatch: pytest.MonkeyP
     assert any("No space left on device" in why for _, why in given)
     left = {file.name for file in set(Path("/dev/shm").iterdir()) - before}
     assert not [name for name in left if name.startswith("nereid-peers-")]
+
+
+@pytest.mark.parametrize(("ranks", "largest"), [(2, 64 << 20), (3, 16 << 20), (4, 16 << 20)])
+def test_memory_is_for_sums_that_are_faster_than_the_librarys(
+    ranks: int, largest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def no_place(communicator: GroupCommunicator, size: int, device: torch.device) -> tuple[None, str]:
+        asked.append(size)
+        return None, "the test has none"
+
+    monkeypatch.setattr(peers_module, "pieces_of", no_place)
+    ops = select(Workspace(CPU))
+    given = together(ranks, lambda own: reached(own, ops, torch.device("cuda"), False) is own)
+    assert given == [True] * ranks
+    assert asked == [piece_bytes(ranks, largest)] * ranks
 
 
 def test_a_cpu_keeps_its_library_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
