@@ -146,6 +146,11 @@ class Decoder(Loaded):
         return [layer.specs for layer in self.layers]  # type: ignore[misc]
 
     @property
+    def ranks(self) -> int:
+        """How many share the model."""
+        return self._communicator.size
+
+    @property
     def active(self) -> float:
         """The part of its weights that a token is multiplied by: less than 1 with experts."""
         total = sum(w.count for layer in self.layers for w in layer.modules() if isinstance(w, Weight))

@@ -41,9 +41,11 @@ log = logging.getLogger(__name__)
 
 # Entries of a decode step: dense, because a padded entry costs its share of the step.
 DECODE_ENTRIES = (1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, 1025, 32))
-# Tokens of a lone prompt. Its launches one by one take the host 20 to 25 ms: as long as the GPU takes for 1,500 tokens.
-# Tokens that fill a shape up cost as much as others.
+# Tokens of a lone prompt. Its launches one by one take the host 20 to 25 ms: as long as the GPU takes for 1,500 tokens,
+# and each of several ranks for that many times as many. Tokens that fill a shape up cost as much as others.
 PROMPT_TOKENS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 640, 768, 896, 1024, 1152, 1280, 1536, 1792, 2048)
+PROMPT_TOKENS_OF_RANKS = (*range(2304, 4096, 256), *range(4096, 8192 + 1, 512))
+PROMPT_TOKENS_A_RANK = 2048
 # Decode entries that share a step with chunks of prompts, and all tokens of such a step.
 MIXED_ENTRIES = (8, 16, 32, 64, 128, 256, 512)
 MIXED_TOKENS = (128, 256, 384, 512, 640, 768, 1024, 1088, 1152, 1280, 1536, 1792, 2176)
@@ -86,6 +88,12 @@ def find_wave_aligned_tokens(widest: int, programs: int) -> int:
         return WAVE_ALIGNED_WITH_EXPERTS
     part = {tokens: filled(tokens, widest, programs) for tokens in WAVE_CANDIDATES}
     return next(tokens for tokens in WAVE_CANDIDATES if part[tokens] >= (1 - WAVE_TOLERANCE) * max(part.values()))
+
+
+def longest_prompt(ranks: int, sliced_context: bool) -> int:
+    """Tokens of the largest step of a lone prompt that has a graph. With sliced context a graph takes long chunks the
+    slow way (`engine.parallel.context`)."""
+    return PROMPT_TOKENS_A_RANK * (1 if sliced_context else ranks)
 
 
 def _up_to(most: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
@@ -153,6 +161,7 @@ class StepGraphs:
 
     compute runs a staged step. capture makes it a graph; on the GPU that is `CudaCapture`. bounded: whether layers gain
     from a bound on the cached tokens of longer entries. wave_aligned_tokens: what the prefill policy fills.
+    most_prompt_tokens: `longest_prompt`.
     """
 
     def __init__(
@@ -165,6 +174,7 @@ class StepGraphs:
         bounded: bool = False,
         wave_aligned_tokens: int = WAVE_ALIGNED_WITH_EXPERTS,
         max_drafts: int = 0,
+        most_prompt_tokens: int = PROMPT_TOKENS[-1],
     ) -> None:
         self._depths = draft_depths(max_drafts)
         self._drafted = _up_to(max_rows, DRAFTED_ENTRIES)
@@ -176,7 +186,8 @@ class StepGraphs:
         self._capture = capture
         self._max_context = max_context
         self._entries = _up_to(max_rows, DECODE_ENTRIES)
-        self._tokens = [n for n in PROMPT_TOKENS if n <= min(max_tokens, max_context)] if max_rows > 1 else []
+        longest = min(max_tokens, max_context, most_prompt_tokens) if max_rows > 1 else 0
+        self._tokens = [n for n in (*PROMPT_TOKENS, *PROMPT_TOKENS_OF_RANKS) if n <= longest]
         self.mixed_shapes = mixed_shapes(max_rows, min(max_tokens, max_context), wave_aligned_tokens)
         self._replays: dict[StepShape, Replay] = {}
         self._failed = False

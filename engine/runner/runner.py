@@ -22,7 +22,7 @@ from engine.runner.batch import DeviceBatch, select_last
 from engine.runner.draft_head import HeadDrafter
 from engine.runner.draft_model import DraftModel
 from engine.runner.drafting import Verify, draw_places, first_draws, put_proposals
-from engine.runner.graphs import Capture, StepGraphs, find_wave_aligned_tokens
+from engine.runner.graphs import Capture, StepGraphs, find_wave_aligned_tokens, longest_prompt
 from engine.runner.inputs import Inputs, StepShape, places
 from engine.runner.mask_staging import MaskStaging
 from engine.runner.pending import ComputedStep, DecodedStep, Download, MaskedStep, PendingStep, PromptLogprobs
@@ -263,7 +263,10 @@ class DeviceRunner:
         pool = self._info.pool
         bounded = pool.is_fp8 or any(isinstance(group.spec, LatentKV) for group in pool.groups)
         wave_aligned_tokens = find_wave_aligned_tokens(self._decoder.widest_product, multiprocessors(self._device))
-        self._graphs = StepGraphs(self.compute, capture, *self._limits, bounded, wave_aligned_tokens, self._most_drafts)
+        longest = longest_prompt(self._decoder.ranks, pool.ranks > 1)
+        self._graphs = StepGraphs(
+            self.compute, capture, *self._limits, bounded, wave_aligned_tokens, self._most_drafts, longest
+        )
 
     @property
     def graphs(self) -> StepGraphs | None:

@@ -26,6 +26,7 @@ from engine.runner.graphs import (
     Replay,
     StepGraphs,
     find_wave_aligned_tokens,
+    longest_prompt,
     mixed_shapes,
     unowned,
 )
@@ -368,6 +369,20 @@ def test_idle_time_makes_every_shape_once(checkpoint: Path) -> None:
     assert set(runner.graphs.first_shapes) <= set(recorder.captured)
     assert {s.entries for s in recorder.captured if s.entries == s.num_single} == {1, 2, 4, 8, 16}
     assert {s.num_single for s in recorder.captured if 0 < s.num_single < s.entries} == {8, 16}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "sliced", "longest"), [(1, False, 2048), (2, False, 4096), (4, False, 8192), (4, True, 2048)]
+)
+def test_a_prompt_has_a_graph_while_its_launches_take_longer_than_the_gpu(
+    ranks: int, sliced: bool, longest: int
+) -> None:
+    most = longest_prompt(ranks, sliced)
+    graphs = StepGraphs(lambda shape: pytest.fail("computed"), Recorder(), 64, 16384, 20480, most_prompt_tokens=most)
+    assert graphs.fit(StepPlan(0, [0], [0], [longest], [True])) == graphs.prompt(longest)
+    assert graphs.fit(StepPlan(0, [0], [0], [longest + 1], [True])) is None
+    few = StepGraphs(lambda shape: pytest.fail("computed"), Recorder(), 64, longest - 1, 20480, most_prompt_tokens=most)
+    assert few.fit(StepPlan(0, [0], [0], [longest - 1], [True])) is None, "no more tokens than a step may have"
 
 
 def test_steps_of_a_full_server_are_made_first() -> None:
