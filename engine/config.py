@@ -102,9 +102,10 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     device: "auto" takes the GPU if there is one. kernels: "auto" binds references on CPU and kernels on a GPU.
     overlap: prepare step N+1 while step N runs. delay_launch: with overlap, not before step N is about to end, so that
     requests which arrive meanwhile join step N+1. dependent_launch: a kernel starts while the one before it ends.
-    graphs: replay captured CUDA graphs for decode steps. compile_ahead: compile every kernel that steps can need before
-    the engine is ready, many at once, in other processes or in threads of this one; "off" leaves each to the first step
-    that needs it.
+    graphs: replay captured CUDA graphs for decode steps. budget_graphs: also for steps of many prompt tokens of several
+    requests, up to the whole token budget, for memory of one more such step.
+    compile_ahead: compile every kernel that steps can need before the engine is ready, many at once, in other processes
+    or in threads of this one; "off" leaves each to the first step that needs it.
     fused_attention: attention of decode rows norms, rotates and writes the new keys itself.
     trim_last_layer: the last layer computes the last token of each entry alone, where nobody asks for prompt_logprobs.
     tuned_gemms: products of many rows take the library's algorithms that were measured to be fastest.
@@ -121,6 +122,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     delay_launch: bool = True
     dependent_launch: bool = True
     graphs: bool = True
+    budget_graphs: bool = False
     compile_ahead: Literal["processes", "threads", "off"] = "processes"
     fused_attention: bool = True
     trim_last_layer: bool = True

@@ -1,4 +1,5 @@
 """CUDA graphs of the steps that are short on the GPU: decode steps, one request's prompt, a few beside decode entries.
+If asked for, also of steps up to a whole budget, which a GPU may take less time for than the host to launch them.
 
 A graph is made for a shape, and a step is padded up to the next shape there is: decode entries by dummy entries of one
 token, a prompt by one dummy entry that holds the tokens left over. Dummy entries belong to the reserved row, whose
@@ -31,7 +32,7 @@ from typing import TypeVar
 import torch
 
 from engine.core.plan import NO_SHAPES, MixedShapes, StepPlan, draft_depths
-from engine.runner.inputs import MULTI_TOKEN_ENTRIES, StepShape
+from engine.runner.inputs import BUDGET_ENTRIES, MULTI_TOKEN_ENTRIES, StepShape
 from engine.runner.pending import ComputedStep
 from engine.sampling.sampler import Drawn
 from kernels.linear.waves import filled
@@ -49,6 +50,10 @@ PROMPT_TOKENS_A_RANK = 2048
 # Decode entries that share a step with chunks of prompts, and all tokens of such a step.
 MIXED_ENTRIES = (8, 16, 32, 64, 128, 256, 512)
 MIXED_TOKENS = (128, 256, 384, 512, 640, 768, 1024, 1088, 1152, 1280, 1536, 1792, 2176)
+# Tokens of the first step beyond those, and how far apart larger ones are at most. The largest holds a whole budget.
+FIRST_BUDGET_TOKENS, BUDGET_TOKENS_APART = 3072, 2048
+# Tokens that dummy entries must have place for: those between two such steps, with what pads the largest.
+MIN_BUDGET_CONTEXT = 2 * BUDGET_TOKENS_APART
 # What longer entries may have in the cache before a step whose graph has a bound on it, and the tokens from which on a
 # prompt needs none.
 BOUNDED_PAST, SHORT_PROMPT = 2048, 256
@@ -94,6 +99,12 @@ def longest_prompt(ranks: int, sliced_context: bool) -> int:
     """Tokens of the largest step of a lone prompt that has a graph. With sliced context a graph takes long chunks the
     slow way (`engine.parallel.context`)."""
     return PROMPT_TOKENS_A_RANK * (1 if sliced_context else ranks)
+
+
+def padding(rows: int) -> int:
+    """Dummy tokens that a whole budget beside up to `rows` decode entries is padded by at most: these entries are more
+    than half of the next shape's."""
+    return max(MIXED_ENTRIES[0], rows // 2) + BUDGET_ENTRIES
 
 
 def _up_to(most: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
@@ -161,7 +172,7 @@ class StepGraphs:
 
     compute runs a staged step. capture makes it a graph; on the GPU that is `CudaCapture`. bounded: whether layers gain
     from a bound on the cached tokens of longer entries. wave_aligned_tokens: what the prefill policy fills.
-    most_prompt_tokens: `longest_prompt`.
+    max_prompt_tokens: `longest_prompt`. budget_steps: whether steps of several prompts have graphs up to max_tokens.
     """
 
     def __init__(
@@ -174,19 +185,21 @@ class StepGraphs:
         bounded: bool = False,
         wave_aligned_tokens: int = WAVE_ALIGNED_WITH_EXPERTS,
         max_drafts: int = 0,
-        most_prompt_tokens: int = PROMPT_TOKENS[-1],
+        max_prompt_tokens: int = PROMPT_TOKENS[-1],
+        budget_steps: bool = False,
     ) -> None:
         self._depths = draft_depths(max_drafts)
         self._drafted = _up_to(max_rows, DRAFTED_ENTRIES)
         self._beside = (0, *_up_to(max_rows, MIXED_ENTRIES)) if max_rows > 1 else (0,)
         # A shape holds no more tokens than are staged.
         self._max_tokens = max_tokens
+        self._budget_steps = budget_steps and max_tokens > MIXED_TOKENS[-1]
         self._bounded = bounded
         self._compute = compute
         self._capture = capture
         self._max_context = max_context
         self._entries = _up_to(max_rows, DECODE_ENTRIES)
-        longest = min(max_tokens, max_context, most_prompt_tokens) if max_rows > 1 else 0
+        longest = min(max_tokens, max_context, max_prompt_tokens) if max_rows > 1 else 0
         self._tokens = [n for n in (*PROMPT_TOKENS, *PROMPT_TOKENS_OF_RANKS) if n <= longest]
         self.mixed_shapes = mixed_shapes(max_rows, min(max_tokens, max_context), wave_aligned_tokens)
         self._replays: dict[StepShape, Replay] = {}
@@ -216,7 +229,9 @@ class StepGraphs:
             return self.prompt(self._tokens[at], past) if at < len(self._tokens) else None
         singles = plan.count.count(1)
         mixed = self.mixed_shapes.fit(singles, tokens - singles, entries - singles)
-        return None if mixed is None else self.mixed(*mixed, past)
+        if mixed is None:
+            return self._fit_budget(singles, tokens - singles, entries - singles, past)
+        return self.mixed(*mixed, past)
 
     def decode(self, entries: int, context: int | None = None) -> StepShape:
         """context: what the first entry has with the step's token; None for as much as there may be."""
@@ -231,10 +246,25 @@ class StepGraphs:
         return self._with_total_context(StepShape(2, tokens, num_single=0, max_query=tokens, max_context=longest), past)
 
     def mixed(self, entries: int, tokens: int, past: int = 0) -> StepShape:
-        shape = StepShape(
-            entries + MULTI_TOKEN_ENTRIES, tokens, num_single=entries, max_query=tokens, max_context=self._max_context
-        )
+        longer = MULTI_TOKEN_ENTRIES if tokens <= MIXED_TOKENS[-1] else BUDGET_ENTRIES
+        shape = StepShape(entries + longer, tokens, num_single=entries, max_query=tokens, max_context=self._max_context)
         return self._with_total_context(shape, past)
+
+    def _fit_budget(self, rows: int, prompt: int, chunks: int, past: int) -> StepShape | None:
+        """Of rows decode entries and `prompt` tokens in chunks, as MixedShapes.fit has them. Without a bound on their
+        context latents would go the slow way."""
+        padded = next((n for n in self.mixed_shapes.rows if n >= rows), None)
+        bound = not self._bounded or past <= BOUNDED_PAST
+        if not self._budget_steps or padded is None or not 0 < chunks < BUDGET_ENTRIES or not bound:
+            return None
+        needed = padded + prompt + BUDGET_ENTRIES - 1 - chunks
+        tokens = next((n for n in self._budget_tokens(padded) if n >= needed), None)
+        return None if tokens is None else self.mixed(padded, tokens, past)
+
+    def _budget_tokens(self, rows: int) -> list[int]:
+        """The sizes of steps beyond MIXED_TOKENS beside up to `rows` decode entries."""
+        sizes = (FIRST_BUDGET_TOKENS, *range(2 * BUDGET_TOKENS_APART, self._max_tokens, BUDGET_TOKENS_APART))
+        return [*(n for n in sizes if n < self._max_tokens), self._max_tokens + padding(rows)]
 
     def drafts_ready(self, singles: int, entries: int, depth: int) -> bool:
         """Whether there is a graph of such a step, or none is ever made."""
@@ -319,6 +349,8 @@ class StepGraphs:
         shapes = [*self._decodes, *(shape for shape in drafting if shape.num_single <= MIXED_ENTRIES[0])]
         common = (held.wave_aligned_tokens, *COMMON_TOKENS)
         shapes += [self.mixed(n, tokens) for size in common for n, tokens in mixed if tokens == size]
+        if self._budget_steps:
+            shapes += [self.mixed(n, tokens) for n in held.rows for tokens in reversed(self._budget_tokens(n))]
         shapes += [self.prompt(n) for n in self._tokens] + [self.mixed(n, tokens) for n, tokens in mixed]
         shapes += [self.prompt(n, BOUNDED_PAST + 1) for n in self._tokens]
         if self._bounded:

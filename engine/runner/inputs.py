@@ -25,8 +25,9 @@ from kernels.select import Ops
 
 # Words for changes of the tables in the fixed buffer; more than this goes up in a buffer of its own.
 CHANGE_WORDS = 1 << 16
-# Entries of a padded step behind those of one token: chunks of prompts, and at least one dummy entry.
-MULTI_TOKEN_ENTRIES = 8
+# Entries of a padded step behind those of one token: chunks of prompts, and at least one dummy entry. The second: where
+# the step may take a whole budget.
+MULTI_TOKEN_ENTRIES, BUDGET_ENTRIES = 8, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ class Inputs:
         self._pool = pool
         self._cuda = device.type == "cuda"
         # Dummy entries that pad a prompt, a mixed step or one with drafts come on top of max_rows.
-        self.max_entries = max_entries = (4 * max_rows if drafts else max_rows) + MULTI_TOKEN_ENTRIES
+        self.max_entries = max_entries = (4 * max_rows if drafts else max_rows) + BUDGET_ENTRIES
         size = layout_of(max_entries, max_tokens, max_entries if drafts else 0).words
         # Two host buffers: while one is on its way up, the next step is written into the other.
         self._hosts = [self._host(size + CHANGE_WORDS) for _ in range(1 + self._cuda)]
@@ -163,8 +164,12 @@ class Inputs:
                 left = padded.tokens - table[3, :end].sum()
                 table[3, end:] = np.clip(left - longest * np.arange(padded.entries - end), 0, longest)
             else:
-                # Every dummy entry but the last has one token; the last takes what is left.
-                table[3, -1] += padded.tokens - table[3].sum()
+                # Every dummy entry has one token. The last takes what is left; what no row holds, those before it.
+                left, entry = int(padded.tokens - table[3].sum()), padded.entries - 1
+                while left:
+                    taken = min(left, padded.max_context - 1)
+                    table[3, entry] += taken
+                    left, entry = left - taken, entry - 1
         rows, samples, first, count = table
         held = first + count
         shape = padded or _shape(count, held, max((draft.count for draft in plan.drafts.values()), default=0))

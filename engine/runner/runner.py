@@ -22,7 +22,7 @@ from engine.runner.batch import DeviceBatch, select_last
 from engine.runner.draft_head import HeadDrafter
 from engine.runner.draft_model import DraftModel
 from engine.runner.drafting import Verify, draw_places, first_draws, put_proposals
-from engine.runner.graphs import Capture, StepGraphs, find_wave_aligned_tokens, longest_prompt
+from engine.runner.graphs import Capture, StepGraphs, find_wave_aligned_tokens, longest_prompt, padding
 from engine.runner.inputs import Inputs, StepShape, places
 from engine.runner.mask_staging import MaskStaging
 from engine.runner.pending import ComputedStep, DecodedStep, Download, MaskedStep, PendingStep, PromptLogprobs
@@ -64,6 +64,7 @@ class DeviceRunner:
         trim_last_layer: bool = True,
         drafts: int = 0,
         drafter: Decoder | DraftHead | None = None,
+        budget_graphs: bool = False,
     ) -> None:
         self._watch = watch
         self._trims = trim_last_layer
@@ -75,7 +76,9 @@ class DeviceRunner:
         self._device = device
         self._sampler = Sampler(ops, decoder.vocabulary)
         self._tables = RowTables(max_rows, info.max_model_len, info.pool, device)
-        self._inputs = Inputs(self._tables, info.pool, max_rows, max(token_budget, max_rows), device, ops, drafts > 0)
+        self._budget_graphs = budget_graphs
+        max_tokens = max(token_budget, max_rows) + (padding(max_rows) if budget_graphs else 0)
+        self._inputs = Inputs(self._tables, info.pool, max_rows, max_tokens, device, ops, drafts > 0)
         self._draft_model: DraftModel | None = None
         self._draft_head: HeadDrafter | None = None
         own = (caches.layers[len(decoder.layers) :], ops, self._inputs, self._tables)
@@ -265,7 +268,14 @@ class DeviceRunner:
         wave_aligned_tokens = find_wave_aligned_tokens(self._decoder.widest_product, multiprocessors(self._device))
         longest = longest_prompt(self._decoder.ranks, pool.ranks > 1)
         self._graphs = StepGraphs(
-            self.compute, capture, *self._limits, bounded, wave_aligned_tokens, self._most_drafts, longest
+            self.compute,
+            capture,
+            *self._limits,
+            bounded,
+            wave_aligned_tokens,
+            self._most_drafts,
+            longest,
+            self._budget_graphs,
         )
 
     @property

@@ -378,10 +378,10 @@ def test_a_prompt_has_a_graph_while_its_launches_take_longer_than_the_gpu(
     ranks: int, sliced: bool, longest: int
 ) -> None:
     most = longest_prompt(ranks, sliced)
-    graphs = StepGraphs(lambda shape: pytest.fail("computed"), Recorder(), 64, 16384, 20480, most_prompt_tokens=most)
+    graphs = StepGraphs(lambda shape: pytest.fail("computed"), Recorder(), 64, 16384, 20480, max_prompt_tokens=most)
     assert graphs.fit(StepPlan(0, [0], [0], [longest], [True])) == graphs.prompt(longest)
     assert graphs.fit(StepPlan(0, [0], [0], [longest + 1], [True])) is None
-    few = StepGraphs(lambda shape: pytest.fail("computed"), Recorder(), 64, longest - 1, 20480, most_prompt_tokens=most)
+    few = StepGraphs(lambda shape: pytest.fail("computed"), Recorder(), 64, longest - 1, 20480, max_prompt_tokens=most)
     assert few.fit(StepPlan(0, [0], [0], [longest - 1], [True])) is None, "no more tokens than a step may have"
 
 

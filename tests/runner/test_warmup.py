@@ -73,7 +73,7 @@ PACKED_EXPERTS = {
         ({**DENSE, "quantization_config": QUANTIZATIONS["fp8"]}, 60, ()),
         (PACKED_EXPERTS, 40, ()),
         (DENSE, 60, ("drafts",)),
-        (DENSE, 60, ("ranks",)),
+        (DENSE, 60, ("ranks", "budgets")),
     ],
     ids=[
         "dense",
@@ -83,7 +83,7 @@ PACKED_EXPERTS = {
         "fp8",
         "packed experts",
         "dense, drafts",
-        "dense, ranks",
+        "dense, ranks and whole budgets",
     ],
 )
 def test_random_steps_need_no_kernel_that_the_warmup_did_not(

@@ -1,6 +1,6 @@
 """Which kernels a model's steps need, recorded on a CPU: launches are looked up as Triton would, and not run.
 
-    python -m tests.runner.variants CHECKPOINT STEPS SEED [deterministic] [drafts] [ranks]
+    python -m tests.runner.variants CHECKPOINT STEPS SEED [deterministic] [drafts] [ranks] [budgets]
 
 Prints, as JSON, how many variants the warm-up compiles and those that STEPS random steps need besides: none, or
 serving would stop to compile them. It must have a process of its own, whose Triton is not the interpreter.
@@ -102,9 +102,14 @@ class Echo(Communicator):
 
 
 def make(
-    folder: str, deterministic: bool = False, drafts: int = 0, communicator: Communicator | None = None
+    folder: str,
+    deterministic: bool = False,
+    drafts: int = 0,
+    communicator: Communicator | None = None,
+    budgets: bool = False,
 ) -> DeviceRunner:
-    """A runner whose ops are kernels, as on an H200, though its tensors stand on the CPU."""
+    """A runner whose ops are kernels, as on an H200, though its tensors stand on the CPU. budgets: with graphs of whole
+    budgets."""
     kernels.hardware.multiprocessors = lambda device: 132  # type: ignore[assignment]
     kernels.hardware.dependent_launch = lambda device: True  # type: ignore[assignment]
     kernels.hardware.bulk_copies = lambda device: True  # type: ignore[assignment]
@@ -121,7 +126,7 @@ def make(
             max_model_len=CONTEXT,
             scheduler=SchedulerConfig(max_rows=ROWS, token_budget=BUDGET),
             cache=CacheConfig(num_blocks=2 * CONTEXT // BLOCK, block_size=BLOCK),
-            runtime=RuntimeConfig(device="cpu", deterministic=deterministic),
+            runtime=RuntimeConfig(device="cpu", deterministic=deterministic, budget_graphs=budgets),
             speculation=SpeculationConfig(method="ngram", tokens=drafts) if drafts else SpeculationConfig(),
             parallel=ParallelConfig(tensor=1 if communicator is None else communicator.size),
         ),
@@ -174,7 +179,10 @@ def main() -> None:
     recorder = Recorder()
     JITFunction.run = lambda self, *args, **options: recorder.run(self, *args, **options)  # type: ignore[method-assign]
     drafts = DRAFTS if "drafts" in sys.argv[4:] else 0
-    runner = make(folder, "deterministic" in sys.argv[4:], drafts, Echo() if "ranks" in sys.argv[4:] else None)
+    modes = sys.argv[4:]
+    runner = make(
+        folder, "deterministic" in modes, drafts, Echo() if "ranks" in modes else None, budgets="budgets" in modes
+    )
     with Unmultiplied():
         # As on a GPU: what takes a step there is a kernel, which is not run.
         staged = runner._inputs._words
