@@ -9,15 +9,16 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 
 @gluon.jit
-def begin_slice(acc, x_ring, w_ring, ring, at, HALF: gl.constexpr, FIRST: gl.constexpr, GATHER: gl.constexpr):
-    """Begins to add the product of a ring's next slice to acc [64, N]: box HALF of x, of two a stage, by N rows of w
-    from FIRST on. GATHER: single threads copy the boxes."""
+def begin_slice(acc, x_ring, w_ring, ring, at, HALF: gl.constexpr, FIRST: gl.constexpr, GATHER: gl.constexpr,
+                ADDS: gl.constexpr = True):  # fmt: skip
+    """Begins to add the product of a ring's next slice to acc [64, N], or to put it there: box HALF of x, of two a
+    stage, by N rows of w from FIRST on. GATHER: single threads copy the boxes."""
     ring.wait(at)
     if GATHER:
         # their copies are seen by the matrix unit behind a fence
         fence_async_shared()
     w = w_ring.index(at.stage).slice(FIRST, acc.shape[1])
-    return warpgroup_mma(x_ring.index(at.stage * 2 + HALF), w.permute((1, 0)), acc, is_async=True)
+    return warpgroup_mma(x_ring.index(at.stage * 2 + HALF), w.permute((1, 0)), acc, use_acc=ADDS, is_async=True)
 
 
 @gluon.jit
@@ -39,17 +40,6 @@ def ring_product(
         token = begin_slice(acc, x_ring, w_ring, ring, at, HALF, FIRST, GATHER)
         acc, at = end_slice(token, ring, at, STAGES)
     return acc, at
-
-
-@gluon.jit
-def _begin_scaled(part, x_ring, w_ring, ring, at, HALF: gl.constexpr, FIRST: gl.constexpr, GATHER: gl.constexpr):
-    """As `begin_slice`, of a slice alone: what stands in part does not matter."""
-    ring.wait(at)
-    if GATHER:
-        fence_async_shared()
-    w = w_ring.index(at.stage).slice(FIRST, part.shape[1])
-    x = x_ring.index(at.stage * 2 + HALF)
-    return warpgroup_mma(x, w.permute((1, 0)), part, use_acc=False, is_async=True)
 
 
 @gluon.jit
@@ -88,7 +78,7 @@ def scaled_product(
         second = at.next(STAGES)
         third = second.next(STAGES)
         fourth = third.next(STAGES)
-        first_token = _begin_scaled(even, x_ring, w_ring, ring, at, HALF, FIRST, GATHER)
+        first_token = begin_slice(even, x_ring, w_ring, ring, at, HALF, FIRST, GATHER, False)
         x0 = gl.load(xs)
         x1 = gl.load(xs + xs_group)
         x2 = gl.load(xs + 2 * xs_group)
@@ -97,18 +87,18 @@ def scaled_product(
         w1 = gl.load(ws + 1)
         w2 = gl.load(ws + 2)
         w3 = gl.load(ws + 3)
-        second_token = _begin_scaled(odd, x_ring, w_ring, ring, second, HALF, FIRST, GATHER)
+        second_token = begin_slice(odd, x_ring, w_ring, ring, second, HALF, FIRST, GATHER, False)
         acc, even = _settle(acc, first_token, x0, w0, ring, at.stage, 1)
-        third_token = _begin_scaled(even, x_ring, w_ring, ring, third, HALF, FIRST, GATHER)
+        third_token = begin_slice(even, x_ring, w_ring, ring, third, HALF, FIRST, GATHER, False)
         acc, odd = _settle(acc, second_token, x1, w1, ring, second.stage, 1)
-        fourth_token = _begin_scaled(odd, x_ring, w_ring, ring, fourth, HALF, FIRST, GATHER)
+        fourth_token = begin_slice(odd, x_ring, w_ring, ring, fourth, HALF, FIRST, GATHER, False)
         acc, even = _settle(acc, third_token, x2, w2, ring, third.stage, 1)
         acc, odd = _settle(acc, fourth_token, x3, w3, ring, fourth.stage, 0)
         at = fourth.next(STAGES)
         xs += 4 * xs_group
         ws += 4
     for _ in range(slices % 4):
-        token = _begin_scaled(even, x_ring, w_ring, ring, at, HALF, FIRST, GATHER)
+        token = begin_slice(even, x_ring, w_ring, ring, at, HALF, FIRST, GATHER, False)
         x0 = gl.load(xs)
         w0 = gl.load(ws)
         acc, even = _settle(acc, token, x0, w0, ring, at.stage, 0)

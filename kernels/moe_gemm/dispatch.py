@@ -77,9 +77,10 @@ def pair_tiles(pairs: int, num_experts: int, dtype: torch.dtype, bulk: bool, tab
     return TilesCut(rows, replace(up, tma=bulk), replace(down, tma=bulk))
 
 
-def many_pairs(pairs: int, experts: int, table: str) -> bool:
-    """Whether, on Hopper, products of so many pairs are bound by arithmetic as much as by reading the experts."""
-    return bool(pairs > numbers(table, "moe_gemm")["grouped_pairs"] * experts)
+def many_pairs(pairs: int, experts: int, table: str, threshold: str = "grouped_pairs") -> bool:
+    """Whether, on Hopper, products of so many pairs are bound by arithmetic as much as by reading the experts: where
+    they are more than the tuned number of that name for each."""
+    return bool(pairs > numbers(table, "moe_gemm")[threshold] * experts)
 
 
 def _not_rows(problem: Problem) -> str | None:

@@ -19,17 +19,16 @@ from __future__ import annotations
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import group_products, multiprocessors
 from kernels.hopper.boxes import boxes
-from kernels.hopper.compat import load_box, load_pointers, sync
 from kernels.hopper.epilogue import halves
 from kernels.hopper.mma import begin_slice, end_slice, ring_product
-from kernels.hopper.ring import cursor, filling_cursor, ring_of
-from kernels.hopper.schedule import tell, told
+from kernels.hopper.ring import cursor, ring_of
+from kernels.hopper.schedule import told
+from kernels.moe_gemm.feed import feed_pairs
 from kernels.moe_gemm.order import Places
 from kernels.moe_gemm.results import first_part, kept_of, last_part, rounded
 from kernels.moe_gemm.tiles import combined
@@ -44,87 +43,6 @@ STAGES = 4
 PARTS = 2
 # Registers of a thread before they are dealt out anew: 65,536 over three groups of warps, in steps of 8.
 REGISTERS = 168
-
-
-@gluon.jit
-def _feed(
-    x, x_desc, w_desc, tokens, tile_expert, tile_pairs, turns, x_ring, w_ring, ring, tasks, works, last, columns,
-    slices, hidden, expert_rows, up_row,
-    GATHER: gl.constexpr, GATED: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
-    """Fills the ring: a stage holds two boxes of pairs and 256 rows of the matrix (64 of gate and of up in turn, when
-    GATED). GATHER: pairs come from their tokens' rows of x, one copy for 16 bytes, and zeros stand where there is none.
-
-    A stage's entry of `tasks` is written where a tile begins: 2 · work + (more than 64 pairs), or −1 behind the last
-    one. Turns and tiles are looked up while the tile before is fetched."""
-    W_BYTES: gl.constexpr = 256 * 64 * 2
-    BOX_BYTES: gl.constexpr = 64 * 64 * 2
-    CHANNELS: gl.constexpr = 128 if GATED else 256
-    WARPS: gl.constexpr = 4 if GATHER else 1
-    spread: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [WARPS, 1], [1, 0])
-    if GATHER:
-        place = gl.arange(0, 64, gl.SliceLayout(1, spread))
-        channel = gl.arange(0, 64, gl.SliceLayout(0, spread))[None, :]
-    programs = gl.num_programs(0)
-    work = gl.program_id(0)
-    at = filling_cursor(work * 0)
-    following = gl.minimum(work // columns, last)
-    next_pairs = gl.load(tile_pairs + following)
-    next_expert = gl.load(tile_expert + following)
-    if GATHER:
-        next_lower = gl.load(tokens + following * 128 + place)
-        next_upper = gl.load(tokens + following * 128 + 64 + place)
-    next_work = programs + gl.atomic_add(turns, 1, sem="relaxed")
-    while work < works:
-        tile = work // columns
-        pairs = next_pairs
-        row = next_expert * expert_rows + work % columns * CHANNELS
-        if GATHER:
-            lower = x + (gl.where(place < pairs, next_lower, 0).to(gl.int64) * hidden)[:, None] + channel
-            upper = x + (gl.where(place + 64 < pairs, next_upper, 0).to(gl.int64) * hidden)[:, None] + channel
-        following = gl.minimum(next_work // columns, last)
-        next_pairs = gl.load(tile_pairs + following)
-        next_expert = gl.load(tile_expert + following)
-        if GATHER:
-            next_lower = gl.load(tokens + following * 128 + place)
-            next_upper = gl.load(tokens + following * 128 + 64 + place)
-        ring.wait_empty(at)
-        tell(tasks.index(at.stage), work * 2 + (pairs > 64).to(gl.int32), WARPS)
-        sync()
-        work = next_work
-        next_work = programs + gl.atomic_add(turns, 1, sem="relaxed")
-        for slice_ in range(slices):
-            ring.wait_empty(at)
-            bar = ring.full.index(at.stage)
-            k = slice_ * 64
-            if GATHER:
-                mbarrier.expect(bar, W_BYTES)
-            elif pairs > 64:
-                mbarrier.expect(bar, W_BYTES + 2 * BOX_BYTES)
-            else:
-                mbarrier.expect(bar, W_BYTES + BOX_BYTES)
-            w = w_ring.index(at.stage)
-            if GATED:
-                for part in gl.static_range(4):
-                    load_box(w_desc, [row + part // 2 * 64 + part % 2 * up_row, k], bar, w.slice(part * 64, 64))
-            else:
-                load_box(w_desc, [row, k], bar, w)
-            if GATHER:
-                load_pointers(x_ring.index(at.stage * 2), lower + k, mask=(place < pairs)[:, None])
-                if pairs > 64:
-                    load_pointers(x_ring.index(at.stage * 2 + 1), upper + k, mask=(place + 64 < pairs)[:, None])
-                async_copy.mbarrier_arrive(bar, increment_count=False)
-            else:
-                load_box(x_desc, [tile * 128, k], bar, x_ring.index(at.stage * 2))
-                if pairs > 64:
-                    load_box(x_desc, [tile * 128 + 64, k], bar, x_ring.index(at.stage * 2 + 1))
-            at = at.next(STAGES)
-    ring.wait_empty(at)
-    tell(tasks.index(at.stage), -1, WARPS)
-    sync()
-    mbarrier.expect(ring.full.index(at.stage), 0)
-    if GATHER:
-        async_copy.mbarrier_arrive(ring.full.index(at.stage), increment_count=False)
 
 
 @gluon.jit
@@ -229,8 +147,9 @@ def grouped_kernel(
                          ACT, LIMITED, GATHER, PARTS, STAGES, 0)),
             (_multiply, (y_desc, x_ring, w_ring, out, ring, tasks, columns, slices, limit,
                          ACT, LIMITED, GATHER, PARTS, STAGES, 1)),
-            (_feed, (x, x_desc, w_desc, tokens, tile_expert, tile_pairs, turns, x_ring, w_ring, ring, tasks,
-                     works, tiles - 1, columns, slices, hidden, expert_rows, up_row, GATHER, ACT is not None, STAGES)),
+            (feed_pairs, (x, x_desc, w_desc, tokens, tile_expert, tile_pairs, turns, x_ring, w_ring, ring, tasks,
+                          works, tiles - 1, columns, slices, hidden, expert_rows, up_row,
+                          GATHER, ACT is not None, 1, STAGES)),
         ],
         [4, 4] if GATHER else [4, 1],
         [232, 40] if GATHER else [240, 24],

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from kernels.moe_gemm.dense import takes_tiles
+from kernels.moe_gemm.dispatch import many_pairs
 from kernels.moe_gemm.grouped_fp8 import grouped_fp8_fits
 from kernels.moe_gemm.operands import Operands
-from kernels.moe_gemm.quantized_dispatch import DISPATCH, QuantizedProblem, few_pairs, fills_experts, many_pairs
+from kernels.moe_gemm.quantized_dispatch import DISPATCH, GROUPED_FP8, QuantizedProblem, few_pairs, fills_experts
 from kernels.moe_gemm.quantized_ring import Quantized, ring_fits
 from kernels.moe_gemm.w8a8 import tiled
 from kernels.moe_gemm.written_out import writes_out
@@ -49,7 +50,11 @@ def moe_gemm(
             f"moe_gemm has no kernel for {kind} experts whose scales are not of 128 or 32 inputs or of all"
         )
     plain = not takes_tiles(activation, biases)
-    groups = plain and many_pairs(pairs, count, table) and grouped_fp8_fits(x, gate_up, down, workspace.fast_sums)
+    groups = (
+        plain
+        and many_pairs(pairs, count, table, GROUPED_FP8)
+        and grouped_fp8_fits(x, gate_up, down, workspace.fast_sums)
+    )
     problem = QuantizedProblem(kind, pairs, count, x.dtype, deterministic, ring, written, table, groups)
     choice = DISPATCH.choose(problem)
     operands = Operands(workspace, x, gate_up, down, weights, experts, residual, activation, limit, num_shared, biases)

@@ -14,7 +14,7 @@ import torch
 
 from kernels.dispatch import Dispatch, Variant
 from kernels.linear.packed_rows import WIDTH
-from kernels.moe_gemm.dispatch import TilesCut
+from kernels.moe_gemm.dispatch import TilesCut, many_pairs
 from kernels.moe_gemm.grouped_fp8 import PAIRS, GroupedFp8Tile, grouped_fp8_moe
 from kernels.moe_gemm.operands import Operands
 from kernels.moe_gemm.order import placed
@@ -28,6 +28,8 @@ from kernels.tuned.tables import DEFAULT, numbers
 
 # Pairs of a tile, at most.
 MAX_PAIRS = 64
+# The tuned number from which pairs an expert on 8-bit floats are many.
+GROUPED_FP8 = "grouped_fp8_pairs"
 
 
 class QuantizedProblem(NamedTuple):
@@ -77,16 +79,11 @@ def _not_ring(problem: QuantizedProblem) -> str | None:
     return None
 
 
-def many_pairs(pairs: int, experts: int, table: str) -> bool:
-    """Whether products of so many pairs of 8-bit floats gain by the kernel of groups of warps."""
-    return bool(pairs > numbers(table, "moe_gemm")["grouped_fp8_pairs"] * experts)
-
-
 def _not_grouped(problem: QuantizedProblem) -> str | None:
     if problem.deterministic:
         return "its tiles depend on the number of pairs"
-    if not many_pairs(problem.pairs, problem.experts, problem.table):
-        return f"for more than {numbers(problem.table, 'moe_gemm')['grouped_fp8_pairs']} pairs an expert"
+    if not many_pairs(problem.pairs, problem.experts, problem.table, GROUPED_FP8):
+        return f"for more than {numbers(problem.table, 'moe_gemm')[GROUPED_FP8]} pairs an expert"
     return (
         None
         if problem.groups
