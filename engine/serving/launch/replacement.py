@@ -203,8 +203,9 @@ class Replacement:
         for stub, watch in ended:
             watch.close()
             del self._stubs[stub.pid]
-        if ended:
-            self._closing.wait(_REAP_S)
+        if not ended:
+            return []
+        self._closing.wait(_REAP_S)
         died = [stub for stub, _ in ended if parent(stub.pid) == self._server_pid]
         gone = {stub.pid for stub, _ in ended} - {stub.pid for stub in died}
         self._newest = {key: stub for key, stub in self._newest.items() if stub.pid not in gone}
