@@ -10,7 +10,7 @@ import torch
 from msgspec.structs import replace
 
 from engine import env
-from engine.cache.spec import LatentKV, LayerSpec, PagedKV, PoolSpec
+from engine.cache.spec import LayerSpec, PoolSpec
 from engine.cache.tensors import CacheTensors
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.core.plan import Draft, RowStart, RunnerInfo, StepPlan
@@ -26,7 +26,7 @@ from engine.parallel.slices import agreed, check_parallel
 from engine.quant import device as quant_device
 from engine.quant import plan as quant
 from engine.runner import draft_build, model_source
-from engine.runner.graphs import MIN_BUDGET_CONTEXT, MIXED_TOKENS, Capture, CudaCapture
+from engine.runner.graphs import BUDGET_QUERY, MAX_BUDGET, MIXED_TOKENS, Capture, CudaCapture
 from engine.runner.memory import MIN_BLOCKS, free_bytes, size_pools
 from engine.runner.model_source import ModelSource
 from engine.runner.runner import DeviceRunner
@@ -79,7 +79,7 @@ def build_runner(
     decoder = Decoder(build)
     load = _planned_load(config, source, decoder, device, progress)
     decoder.materialize(device)
-    _check_budget_graphs(config, build, decoder.specs)
+    _check_budget_graphs(config, build)
     draft = draft_build.prepare(config, build, decoder, source.target)
     drafter = None if draft is None else draft.module
 
@@ -242,20 +242,20 @@ def _runner(
     )
 
 
-def _check_budget_graphs(config: EngineConfig, build: BuildContext, specs: Sequence[tuple[LayerSpec, ...]]) -> None:
+def _check_budget_graphs(config: EngineConfig, build: BuildContext) -> None:
     """Raises ConfigError where graphs of whole budgets are asked for and not made. A small budget has them anyway."""
     if not config.runtime.budget_graphs or config.scheduler.token_budget <= MIXED_TOKENS[-1]:
         return
-    whole = all(isinstance(spec, PagedKV | LatentKV) and spec.window is None for layer in specs for spec in layer)
-    if not whole or build.sliced_context:
+    budget, longest = config.scheduler.token_budget, build.max_model_len
+    if build.sliced_context:
         raise ConfigError(
-            "runtime.budget_graphs is for layers whose attention reads all tokens of a row on one rank, and this model "
-            "has others, or parallel.context is sliced: leave it off"
+            "runtime.budget_graphs: with parallel.context sliced a graph takes long chunks the slow way: leave one of "
+            "them out"
         )
-    if build.max_model_len < MIN_BUDGET_CONTEXT:
+    if budget > MAX_BUDGET or longest < BUDGET_QUERY:
         raise ConfigError(
-            f"runtime.budget_graphs fills steps up with rows of up to {MIN_BUDGET_CONTEXT} tokens, and max_model_len "
-            f"is {build.max_model_len}: raise it, or leave budget_graphs off"
+            f"runtime.budget_graphs fills steps up with rows of up to {BUDGET_QUERY} tokens: it needs a max_model_len "
+            f"of as many, which is {longest}, and a scheduler.token_budget of {MAX_BUDGET} at most, which is {budget}"
         )
 
 

@@ -52,8 +52,10 @@ MIXED_ENTRIES = (8, 16, 32, 64, 128, 256, 512)
 MIXED_TOKENS = (128, 256, 384, 512, 640, 768, 1024, 1088, 1152, 1280, 1536, 1792, 2176)
 # Tokens of the first step beyond those, and how far apart larger ones are at most. The largest holds a whole budget.
 FIRST_BUDGET_TOKENS, BUDGET_TOKENS_APART = 3072, 2048
-# Tokens that dummy entries must have place for: those between two such steps, with what pads the largest.
-MIN_BUDGET_CONTEXT = 2 * BUDGET_TOKENS_APART
+# Of such a step: what a chunk and what any entry's context hold at most, for kernels that are launched for as much.
+BUDGET_QUERY, BUDGET_CONTEXT = 2048, 4096
+# The largest budget: what dummy entries alone can hold.
+MAX_BUDGET = (BUDGET_ENTRIES - 4) * BUDGET_QUERY
 # What longer entries may have in the cache before a step whose graph has a bound on it, and the tokens from which on a
 # prompt needs none.
 BOUNDED_PAST, SHORT_PROMPT = 2048, 256
@@ -172,7 +174,8 @@ class StepGraphs:
 
     compute runs a staged step. capture makes it a graph; on the GPU that is `CudaCapture`. bounded: whether layers gain
     from a bound on the cached tokens of longer entries. wave_aligned_tokens: what the prefill policy fills.
-    max_prompt_tokens: `longest_prompt`. budget_steps: whether steps of several prompts have graphs up to max_tokens.
+    max_prompt_tokens: `longest_prompt`. budget_steps: whether steps of several prompts have graphs up to max_tokens;
+    long_chunks: also of chunks and behind contexts of any length.
     """
 
     def __init__(
@@ -187,6 +190,7 @@ class StepGraphs:
         max_drafts: int = 0,
         max_prompt_tokens: int = PROMPT_TOKENS[-1],
         budget_steps: bool = False,
+        long_chunks: bool = False,
     ) -> None:
         self._depths = draft_depths(max_drafts)
         self._drafted = _up_to(max_rows, DRAFTED_ENTRIES)
@@ -194,6 +198,7 @@ class StepGraphs:
         # A shape holds no more tokens than are staged.
         self._max_tokens = max_tokens
         self._budget_steps = budget_steps and max_tokens > MIXED_TOKENS[-1]
+        self._long_chunks = self._budget_steps and long_chunks and max_context >= BUDGET_CONTEXT
         self._bounded = bounded
         self._compute = compute
         self._capture = capture
@@ -230,7 +235,7 @@ class StepGraphs:
         singles = plan.count.count(1)
         mixed = self.mixed_shapes.fit(singles, tokens - singles, entries - singles)
         if mixed is None:
-            return self._fit_budget(singles, tokens - singles, entries - singles, past)
+            return self._fit_budget(plan, singles, past) if self._budget_steps else None
         return self.mixed(*mixed, past)
 
     def decode(self, entries: int, context: int | None = None) -> StepShape:
@@ -246,23 +251,37 @@ class StepGraphs:
         return self._with_total_context(StepShape(2, tokens, num_single=0, max_query=tokens, max_context=longest), past)
 
     def mixed(self, entries: int, tokens: int, past: int = 0) -> StepShape:
-        longer = MULTI_TOKEN_ENTRIES if tokens <= MIXED_TOKENS[-1] else BUDGET_ENTRIES
-        shape = StepShape(entries + longer, tokens, num_single=entries, max_query=tokens, max_context=self._max_context)
+        shape = StepShape(
+            entries + MULTI_TOKEN_ENTRIES, tokens, num_single=entries, max_query=tokens, max_context=self._max_context
+        )
         return self._with_total_context(shape, past)
 
-    def _fit_budget(self, rows: int, prompt: int, chunks: int, past: int) -> StepShape | None:
-        """Of rows decode entries and `prompt` tokens in chunks, as MixedShapes.fit has them. Without a bound on their
-        context latents would go the slow way."""
-        padded = next((n for n in self.mixed_shapes.rows if n >= rows), None)
-        bound = not self._bounded or past <= BOUNDED_PAST
-        if not self._budget_steps or padded is None or not 0 < chunks < BUDGET_ENTRIES or not bound:
+    def _fit_budget(self, plan: StepPlan, singles: int, past: int) -> StepShape | None:
+        """Without a bound on all contexts together latents would go the slow way. Two entries are left for what fills
+        the shape up."""
+        chunks = len(plan.rows) - singles
+        padded = next((n for n in self.mixed_shapes.rows if n >= singles), None)
+        near = (
+            max(plan.count) <= BUDGET_QUERY
+            and max(map(sum, zip(plan.first, plan.count, strict=True))) <= BUDGET_CONTEXT
+        )
+        unbounded = self._bounded and past > BOUNDED_PAST
+        if padded is None or not 0 < chunks <= BUDGET_ENTRIES - 2 or unbounded or not (near or self._long_chunks):
             return None
-        needed = padded + prompt + BUDGET_ENTRIES - 1 - chunks
+        needed = plan.num_tokens - singles + padded + BUDGET_ENTRIES - 1 - chunks
         tokens = next((n for n in self._budget_tokens(padded) if n >= needed), None)
-        return None if tokens is None else self.mixed(padded, tokens, past)
+        return None if tokens is None else self.budget(padded, tokens, near)
+
+    def budget(self, entries: int, tokens: int, near: bool) -> StepShape:
+        """near: of chunks up to BUDGET_QUERY, with no context above BUDGET_CONTEXT."""
+        longest = min(self._max_context, BUDGET_CONTEXT) if near else self._max_context
+        query = BUDGET_QUERY if near else tokens
+        return self._with_total_context(StepShape(entries + BUDGET_ENTRIES, tokens, entries, query, longest), 0)
 
     def _budget_tokens(self, rows: int) -> list[int]:
-        """The sizes of steps beyond MIXED_TOKENS beside up to `rows` decode entries."""
+        """The sizes of steps beyond MIXED_TOKENS beside up to `rows` decode entries: none when nobody asks for them."""
+        if not self._budget_steps:
+            return []
         sizes = (FIRST_BUDGET_TOKENS, *range(2 * BUDGET_TOKENS_APART, self._max_tokens, BUDGET_TOKENS_APART))
         return [*(n for n in sizes if n < self._max_tokens), self._max_tokens + padding(rows)]
 
@@ -349,12 +368,13 @@ class StepGraphs:
         shapes = [*self._decodes, *(shape for shape in drafting if shape.num_single <= MIXED_ENTRIES[0])]
         common = (held.wave_aligned_tokens, *COMMON_TOKENS)
         shapes += [self.mixed(n, tokens) for size in common for n, tokens in mixed if tokens == size]
-        if self._budget_steps:
-            shapes += [self.mixed(n, tokens) for n in held.rows for tokens in reversed(self._budget_tokens(n))]
+        budgets = [(n, tokens) for n in held.rows for tokens in reversed(self._budget_tokens(n))]
+        shapes += [self.budget(n, tokens, True) for n, tokens in budgets]
         shapes += [self.prompt(n) for n in self._tokens] + [self.mixed(n, tokens) for n, tokens in mixed]
         shapes += [self.prompt(n, BOUNDED_PAST + 1) for n in self._tokens]
         if self._bounded:
             shapes += [self.mixed(n, tokens, BOUNDED_PAST + 1) for n, tokens in mixed]
+        shapes += [self.budget(n, tokens, False) for n, tokens in budgets if self._long_chunks]
         shapes += drafting
         if self._saw_whole_logits:
             shapes += [replace(shape, whole_logits=True) for shape in shapes]

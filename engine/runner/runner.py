@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 
-from engine.cache.spec import LatentKV
+from engine.cache.spec import LatentKV, PagedKV, window_of
 from engine.cache.tensors import CacheTensors
 from engine.core.plan import Draft, Pending, RowStart, RunnerInfo, StepPlan
 from engine.models.decoder import Decoder
@@ -267,6 +267,8 @@ class DeviceRunner:
         bounded = pool.is_fp8 or any(isinstance(group.spec, LatentKV) for group in pool.groups)
         wave_aligned_tokens = find_wave_aligned_tokens(self._decoder.widest_product, multiprocessors(self._device))
         longest = longest_prompt(self._decoder.ranks, pool.ranks > 1)
+        specs = [group.spec for group in pool.groups]
+        long_chunks = all(isinstance(spec, PagedKV | LatentKV) and window_of(spec) is None for spec in specs)
         self._graphs = StepGraphs(
             self.compute,
             capture,
@@ -276,6 +278,7 @@ class DeviceRunner:
             self._most_drafts,
             longest,
             self._budget_graphs,
+            long_chunks,
         )
 
     @property

@@ -15,8 +15,8 @@ from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerCon
 from engine.core.plan import RowStart, StepPlan
 from engine.models.reader import ConfigError
 from engine.runner.build import build_runner
-from engine.runner.graphs import BOUNDED_PAST, MIXED_TOKENS, Capture, StepGraphs, padding
-from engine.runner.inputs import BUDGET_ENTRIES, MULTI_TOKEN_ENTRIES
+from engine.runner.graphs import BOUNDED_PAST, BUDGET_CONTEXT, BUDGET_QUERY, MIXED_TOKENS, Capture, StepGraphs, padding
+from engine.runner.inputs import BUDGET_ENTRIES
 from engine.runner.runner import DeviceRunner
 from engine.types import SamplingParams
 from tests.runner.test_graphs import TINY, Recorder
@@ -25,9 +25,19 @@ BUDGET, ROWS, A_ROW = 4096, 24, 40
 LONG = {**TINY, "max_position_embeddings": BUDGET}
 
 
-def of_budget(max_rows: int, budget: int, bounded: bool = False) -> StepGraphs:
+CHUNKS = BUDGET_ENTRIES - 2
+
+
+def of_budget(max_rows: int, budget: int, bounded: bool = False, long_chunks: bool = True) -> StepGraphs:
     return StepGraphs(
-        lambda shape: pytest.fail("computed"), Recorder(), max_rows, budget, 20_480, bounded, budget_steps=True
+        lambda shape: pytest.fail("computed"),
+        Recorder(),
+        max_rows,
+        budget,
+        20_480,
+        bounded,
+        budget_steps=True,
+        long_chunks=long_chunks,
     )
 
 
@@ -36,12 +46,13 @@ def steps(draw: st.DrawFn) -> tuple[int, int, StepPlan]:
     """Rows and budget of an engine, and a step of it with decode entries and chunks."""
     max_rows, budget = draw(st.integers(2, 600)), draw(st.sampled_from((2200, 4096, 8192, 10_000)))
     decoding = draw(st.integers(0, min(max_rows, 512) - 1))
-    chunks = draw(st.integers(1, min(BUDGET_ENTRIES - 1, max_rows - decoding)))
+    chunks = draw(st.integers(1, min(CHUNKS, max_rows - decoding)))
     total = draw(st.integers(2 * chunks, budget - decoding))
     counts = [total // chunks] * (chunks - 1)
     counts.append(total - sum(counts))
-    entries = decoding + chunks
-    return max_rows, budget, StepPlan(0, list(range(entries)), [0] * entries, [1] * decoding + counts, [True] * entries)
+    entries, past = decoding + chunks, draw(st.sampled_from((0, 900, 9000)))
+    first = [past] * decoding + [0] * chunks
+    return max_rows, budget, StepPlan(0, list(range(entries)), first, [1] * decoding + counts, [True] * entries)
 
 
 @given(steps())
@@ -52,28 +63,39 @@ def test_any_step_of_several_requests_up_to_the_budget_has_a_shape(drawn: tuple[
         return  # a lone prompt has shapes of its own
     assert shape is not None
     longer = len(plan.rows) - plan.count.count(1)
+    held = [first + count for first, count in zip(plan.first, plan.count, strict=True)]
     assert plan.num_tokens <= shape.tokens <= budget + padding(max_rows)
     assert shape.num_single >= plan.count.count(1)
-    assert longer < shape.entries - shape.num_single, "one is left to take the tokens that fill the shape up"
-    dummies = shape.entries - len(plan.rows)
-    assert shape.tokens - plan.num_tokens >= dummies - 1, "each of the others has one"
+    assert shape.max_query >= max(plan.count)
+    assert shape.max_context >= max(held)
+    dummies, left = shape.entries - len(plan.rows), shape.tokens - plan.num_tokens
+    assert left >= dummies - 1, "each but the last has a token"
+    behind = shape.entries - shape.num_single - longer
+    assert left - dummies <= behind * (shape.max_query - 1), "the last of them hold what fills the shape up"
+    near = max(plan.count) <= BUDGET_QUERY and max(held) <= BUDGET_CONTEXT
+    short = of_budget(max_rows, budget, long_chunks=False).fit(plan)
+    assert (short == shape) if near or shape.tokens <= MIXED_TOKENS[-1] else (short is None)
 
 
 def test_more_chunks_and_contexts_without_a_bound_are_launched() -> None:
-    chunks = BUDGET_ENTRIES
+    chunks = CHUNKS + 1
     assert of_budget(64, 8192).fit(StepPlan(0, [*range(chunks)], [0] * chunks, [300] * chunks, [True] * chunks)) is None
     for past, fits in ((BOUNDED_PAST, True), (BOUNDED_PAST + 1, False)):
-        plan = StepPlan(0, [0, 1], [past, 0], [3000, 3000], [True] * 2)
+        plan = StepPlan(0, [0, 1], [past, 0], [1800, 1800], [True] * 2)
         assert (of_budget(64, 8192, bounded=True).fit(plan) is not None) == fits
         assert of_budget(64, 8192).fit(plan) is not None
 
 
 def test_they_are_made_ahead_behind_the_common_ones() -> None:
     graphs = of_budget(64, 8192)
-    assert graphs.mixed(64, 2176).entries == 64 + MULTI_TOKEN_ENTRIES
+    made = []
+    while (shape := graphs.next_shape) is not None:
+        made.append(shape)
+        graphs._replays[shape] = lambda: pytest.fail("replayed")
     whole = graphs.fit(StepPlan(0, [0, 1], [0, 0], [4096, 4096], [True] * 2))
-    assert whole == graphs.mixed(8, 8192 + padding(8))
-    assert whole.entries == 8 + BUDGET_ENTRIES
+    assert whole == graphs.budget(8, 8192 + padding(8), near=False)
+    common, near = graphs.mixed(64, 1088), graphs.budget(64, 8192 + padding(64), near=True)
+    assert made.index(common) < made.index(near) < made.index(graphs.mixed(64, 128)) < made.index(whole)
 
 
 def runner_of(folder: Path, capture: Capture | None) -> DeviceRunner:
@@ -94,7 +116,7 @@ def own_blocks(row: int) -> BlockWrite:
     return BlockWrite(0, row, 0, list(range(1 + row * A_ROW, 1 + (row + 1) * A_ROW)))
 
 
-@pytest.mark.parametrize(("decoding", "lengths"), [(0, [600] * 6), (9, [400] * 9), (3, [250] * 15)])
+@pytest.mark.parametrize(("decoding", "lengths"), [(0, [600] * 6), (9, [400] * 9), (3, [250] * 14)])
 def test_padded_steps_draw_the_same_tokens(decoding: int, lengths: list[int], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LONG))
     generator = torch.Generator().manual_seed(decoding)
@@ -120,6 +142,20 @@ def test_padded_steps_draw_the_same_tokens(decoding: int, lengths: list[int], tm
     assert max(shape.tokens for shape in recorder.captured) > MIXED_TOKENS[-1]
 
 
+@pytest.mark.parametrize("near", [True, False])
+def test_a_graph_that_is_made_ahead_is_filled_up_by_dummies(near: bool, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LONG))
+    recorder = Recorder()
+    runner = runner_of(tmp_path, recorder)
+    assert runner.graphs is not None
+    shape = runner.graphs.budget(8, BUDGET + padding(8), near)
+    runner.make_graph(shape)
+    assert recorder.captured[-1] == shape
+    counts = runner._inputs._parts(shape, 0, 1)[0].diff()
+    assert int(counts.sum()) == shape.tokens
+    assert int(counts.max()) <= min(shape.max_query, shape.max_context)
+
+
 def test_models_and_settings_that_have_no_such_graphs_say_so(tmp_path: Path) -> None:
     def refused(config: dict[str, object], sentence: str, **settings: object) -> None:
         (tmp_path / "config.json").write_text(json.dumps(config))
@@ -128,6 +164,5 @@ def test_models_and_settings_that_have_no_such_graphs_say_so(tmp_path: Path) -> 
         with pytest.raises(ConfigError, match=sentence):
             build_runner(EngineConfig(model=str(tmp_path), load_format="dummy", **given))  # type: ignore[arg-type]
 
-    refused({**LONG, "max_position_embeddings": 1024}, "max_model_len is 1024: raise it")
-    windowed = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 64}
-    refused({**LONG, **windowed}, "this model has others")
+    refused({**LONG, "max_position_embeddings": 1024}, "a max_model_len of as many, which is 1024")
+    refused(LONG, "which is 32768", scheduler=SchedulerConfig(token_budget=32_768))
