@@ -27,11 +27,6 @@ def check_parallel(config: EngineConfig, model: ModelConfig, communicator: Commu
     asked, size = config.parallel.tensor, communicator.size
     if asked != size:
         raise ConfigError(f"parallel.tensor is {asked}, and {size} ranks are here: start as many as are asked for")
-    if size > 1 and config.speculation.method == "draft":
-        raise ConfigError(
-            f"speculation.method draft is not implemented with parallel.tensor = {size}: let ngram, suffix, eagle3 or "
-            "mtp draft, or set parallel.tensor to 1"
-        )
     if config.parallel.block_shares > 1:
         _check_context(config, model)
 
@@ -43,10 +38,11 @@ def _check_context(config: EngineConfig, model: ModelConfig) -> None:
             "parallel.context sliced is for models whose layers all have latent attention, and this one has layers of "
             f"{type(other).__name__}: leave it at whole"
         )
-    if config.speculation.method == "eagle3":
+    if config.speculation.method in ("draft", "eagle3"):
         raise ConfigError(
-            "parallel.context sliced shares out latents, and the head of speculation.method eagle3 keeps keys and "
-            "values beside them, which is not implemented: let ngram, suffix or mtp draft, or leave it at whole"
+            f"parallel.context sliced shares out latents, and what drafts with speculation.method "
+            f"{config.speculation.method} keeps entries of every token beside them, which is not implemented: let "
+            "ngram, suffix or mtp draft, or leave it at whole"
         )
     if config.runtime.deterministic:
         raise ConfigError(

@@ -169,8 +169,9 @@ def test_what_keeps_other_things_is_refused(folder: Path, tmp_path: Path) -> Non
 
     config = of(folder)
     refused(replace(config, runtime=replace(config.runtime, deterministic=True)), "leave one of them out")
-    eagle3 = SpeculationConfig(method="eagle3", model=str(folder))
-    refused(replace(config, speculation=eagle3), "the head of speculation.method eagle3")
+    for method in ("draft", "eagle3"):
+        speculation = SpeculationConfig(method=method, model=str(folder))
+        refused(replace(config, speculation=speculation), f"what drafts with speculation.method {method}")
     random_model(QWEN3_MOE).save_pretrained(tmp_path)
     refused(replace(config, model=str(tmp_path)), "layers of AttentionConfig: leave it at whole")
 

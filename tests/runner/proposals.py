@@ -6,6 +6,7 @@ from typing import Any
 
 from engine.api import Engine
 from engine.runner.draft_head import HeadDrafter
+from engine.runner.draft_model import DraftModel
 from engine.runner.inputs import StepShape
 from engine.types import RequestInput, SamplingParams
 from tests.runner.test_drafts import VOCAB, Heard
@@ -32,15 +33,15 @@ def prompts(count: int, first: int = 0, **params: Any) -> list[RequestInput]:
 
 
 class Proposals:
-    """What a head proposed, with the text in front of it."""
+    """What a head, or a smaller model, proposed, with the text in front of it."""
 
-    def __init__(self, drafter: HeadDrafter) -> None:
+    def __init__(self, drafter: HeadDrafter | DraftModel) -> None:
         self.seen: list[tuple[list[int], list[int]]] = []
         self._drafter, self._propose = drafter, drafter.propose
         drafter.propose = self  # type: ignore[assignment,method-assign]
 
-    def __call__(self, shape: StepShape) -> None:
-        self._propose(shape)
+    def __call__(self, shape: StepShape, *briefly: bool) -> None:
+        self._propose(shape, *briefly)
         inputs, tables = self._drafter._inputs, self._drafter._tables
         entries, count = inputs.entries(shape), inputs.proposals(shape).count
         for row, length, drafts in zip(entries.rows.tolist(), entries.lengths.tolist(), count.tolist(), strict=True):
