@@ -1,4 +1,4 @@
-"""A replica that a fault ended is started again, as often as another fault ends its first load, and no more often."""
+"""What another fault undoes is done again: a start whose first load it ended, a load in which it killed a frontend."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.faults import start_again
+from tests.chaos.faults import Problem, _load, start_again
 from tests.chaos.fleet import FleetFailed
 
 
@@ -51,3 +51,25 @@ def test_what_ends_by_itself_is_a_broken_promise() -> None:
     with pytest.raises(FleetFailed, match="by itself"):
         start_again(replica, "SIGKILL of the server")  # type: ignore[arg-type]
     assert replica.begun == 1
+
+
+class Loading:
+    """A replica whose loads end so."""
+
+    def __init__(self, *loads: str) -> None:
+        self.kills = self.begun = 0
+        self._loads = loads
+
+    def get(self, path: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
+        load = self._loads[self.begun]
+        self.begun += 1
+        self.kills += load == "a frontend is killed"
+        return (200 if load == "well" else 400), load.encode()
+
+
+def test_a_load_in_which_a_frontend_is_killed_is_done_again() -> None:
+    replica = Loading("a frontend is killed", "a frontend is killed", "well")
+    _load(replica, {})  # type: ignore[arg-type]
+    assert replica.begun == 3
+    with pytest.raises(Problem, match="fails by itself"):
+        _load(Loading("fails by itself", "well"), {})  # type: ignore[arg-type]
