@@ -29,6 +29,7 @@ NEWBORN_S = 20.0  # for a process to take the place of one that was killed
 WHOLE_S = 60.0  # for frontends to be complete: behind deaths in a row the next start waits for 32 s
 _LOOK_S = 0.2
 _STUBS = ("frontend", "tokenizer")
+_LOADED = ("engine", *_STUBS)  # what a first load starts
 _STUB_STOPS = (0.1, 0.5)  # seconds; 2.51 kills a stub that stands still for one
 _TORN = {"unavailable", "broken", "stub"}  # ends of requests whose way was cut
 
@@ -119,7 +120,7 @@ def kill(role: str, everyone: bool = False) -> Callable[[Fleet, Fault], None]:
                 return
             old = pids(fleet, fault, role) if everyone else picked(fleet, fault, role)
             fleet.replicas[fault.replica].hit_stub |= role in _STUBS
-            fleet.replicas[fault.replica].kills += 1
+            fleet.replicas[fault.replica].kills[role] += len(old)
             for pid in old:
                 _signal(pid, signal.SIGKILL)
             fleet.replicas[fault.replica].lost_frontend |= role == "frontend"
@@ -164,25 +165,29 @@ def end(role: str, number: int) -> Callable[[Fleet, Fault], None]:
 
 
 def start_again(replica: Replica, why: str) -> None:
-    """As an orchestrator does: again where another fault ends the first load, as is promised. Raises Problem unless all
-    of what was there is gone in time, its ports free."""
+    """As an orchestrator does: again where a kill ends the first load, as is promised. Raises Problem unless all of
+    what was there is gone in time, its ports free."""
     replica.ends += 1
     gone = until(lambda: not list(replica.members()), EXIT_TIMEOUT_S + 5.0 + 1.0, look_s=0.1)
     listening = replica.listens()
     left = replica.wipe()
     while True:
-        faults = replica.faults
+        kills = _kills(replica, _LOADED)
         replica.start()
         try:
             replica.wait_ready()
             break
         except FleetFailed:
-            if replica.alive() or replica.faults == faults:
+            if replica.alive() or _kills(replica, _LOADED) == kills:
                 raise
     if not gone:
         raise Problem(f"left {EXIT_TIMEOUT_S + 5} s after {why}: {left}")
     if listening:
         raise Problem(f"a port is not free after {why}")
+
+
+def _kills(replica: Replica, roles: tuple[str, ...]) -> int:
+    return sum(replica.kills[role] for role in roles)
 
 
 def remove_run_folder(fleet: Fleet, fault: Fault) -> None:
@@ -362,15 +367,14 @@ def _scaled(replica: Replica, config: dict[str, Any], fault: Fault) -> None:
 
 
 def _load(replica: Replica, config: dict[str, Any]) -> None:
-    """Again where another fault kills meanwhile: a frontend that dies while it is loaded fails the load, as is
-    promised."""
+    """Again where a fault kills a frontend meanwhile: one that dies in its load fails that, as is promised."""
     body = json.dumps({"parameters": {"config": json.dumps(config)}}).encode()
     while True:
-        kills = replica.kills
+        kills = _kills(replica, ("frontend",))
         status, answer = replica.get("/v2/repository/models/demo/load", body, 60.0)
         if status == 200:
             return
-        if replica.kills == kills:
+        if _kills(replica, ("frontend",)) == kills:
             raise Problem(f"a load with another number of frontends fails: {status} {answer[:300]!r}")
 
 

@@ -17,6 +17,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -136,7 +137,7 @@ class Replica(Marked):
         self.hit_stub = False  # a frontend or tokenizer was killed or stopped since the start
         self.keeps_frontends = False  # and another set has taken its place
         self.faults = 0  # that have begun on it
-        self.kills = 0  # of its processes, by faults
+        self.kills: Counter[str] = Counter()  # processes that faults have killed, by role
         self.ends = 0  # how often a fault has ended it as a whole
         self.reviving, self.scaling = threading.Lock(), threading.Lock()
         self._log_before = 0  # characters of its log from earlier starts

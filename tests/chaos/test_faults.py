@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +16,8 @@ class Unlucky:
     """A replica whose starts end so: ready, ended by another fault, or ended by itself."""
 
     def __init__(self, *starts: str) -> None:
-        self.faults = self.ends = self.begun = 0
+        self.ends = self.begun = 0
+        self.kills: Counter[str] = Counter()
         self._starts = starts
 
     def members(self) -> Iterator[Any]:
@@ -35,7 +37,8 @@ class Unlucky:
 
     def wait_ready(self) -> None:
         start = self._starts[self.begun - 1]
-        self.faults += start == "ended by another fault"
+        self.kills["engine"] += start == "ended by another fault"
+        self.kills["worker"] += 1  # which starts nothing
         if start != "ready":
             raise FleetFailed(start)
 
@@ -57,13 +60,15 @@ class Loading:
     """A replica whose loads end so."""
 
     def __init__(self, *loads: str) -> None:
-        self.kills = self.begun = 0
+        self.begun = 0
+        self.kills: Counter[str] = Counter()
         self._loads = loads
 
     def get(self, path: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
         load = self._loads[self.begun]
         self.begun += 1
-        self.kills += load == "a frontend is killed"
+        self.kills["frontend"] += load == "a frontend is killed"
+        self.kills["engine"] += 1  # which a load outlives
         return (200 if load == "well" else 400), load.encode()
 
 
