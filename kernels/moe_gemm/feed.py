@@ -25,6 +25,19 @@ def _tell_tile(tasks, stage, work, pairs, expert, TOLD: gl.constexpr, WARPS: gl.
 
 
 @gluon.jit
+def _look_up(tokens, tile_expert, tile_pairs, tile, place, GATHER: gl.constexpr):
+    """A tile's pairs and its expert, and with GATHER the tokens of its two boxes."""
+    pairs = gl.load(tile_pairs + tile)
+    expert = gl.load(tile_expert + tile)
+    lower = place
+    upper = place
+    if GATHER:
+        lower = gl.load(tokens + tile * 128 + place)
+        upper = gl.load(tokens + tile * 128 + 64 + place)
+    return pairs, expert, lower, upper
+
+
+@gluon.jit
 def feed_pairs(
     x, x_desc, w_desc, tokens, tile_expert, tile_pairs, turns, x_ring, w_ring, ring, tasks, works, last, columns,
     slices, hidden, expert_rows, up_row,
@@ -45,18 +58,16 @@ def feed_pairs(
     CHANNELS: gl.constexpr = ROWS // 2 if GATED else ROWS
     WARPS: gl.constexpr = 4 if GATHER else 1
     spread: gl.constexpr = gl.BlockedLayout([1, 16 // ITEM], [4, 8], [WARPS, 1], [1, 0])
+    place = gl.arange(0, 64, gl.SliceLayout(1, spread))
     if GATHER:
-        place = gl.arange(0, 64, gl.SliceLayout(1, spread))
         channel = gl.arange(0, INPUTS, gl.SliceLayout(0, spread))[None, :]
     programs = gl.num_programs(0)
     work = gl.program_id(0)
     at = filling_cursor(work * 0)
     following = gl.minimum(work // columns, last)
-    next_pairs = gl.load(tile_pairs + following)
-    next_expert = gl.load(tile_expert + following)
-    if GATHER:
-        next_lower = gl.load(tokens + following * 128 + place)
-        next_upper = gl.load(tokens + following * 128 + 64 + place)
+    next_pairs, next_expert, next_lower, next_upper = _look_up(
+        tokens, tile_expert, tile_pairs, following, place, GATHER
+    )
     next_work = programs + gl.atomic_add(turns, 1, sem="relaxed")
     while work < works:
         tile = work // columns
@@ -67,11 +78,9 @@ def feed_pairs(
             lower = x + (gl.where(place < pairs, next_lower, 0).to(gl.int64) * hidden)[:, None] + channel
             upper = x + (gl.where(place + 64 < pairs, next_upper, 0).to(gl.int64) * hidden)[:, None] + channel
         following = gl.minimum(next_work // columns, last)
-        next_pairs = gl.load(tile_pairs + following)
-        next_expert = gl.load(tile_expert + following)
-        if GATHER:
-            next_lower = gl.load(tokens + following * 128 + place)
-            next_upper = gl.load(tokens + following * 128 + 64 + place)
+        next_pairs, next_expert, next_lower, next_upper = _look_up(
+            tokens, tile_expert, tile_pairs, following, place, GATHER
+        )
         ring.wait_empty(at)
         _tell_tile(tasks, at.stage, work, pairs, expert, TOLD, WARPS)
         work = next_work
