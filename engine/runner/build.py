@@ -76,10 +76,10 @@ def build_runner(
     max_model_len = _max_model_len(config, model)
     source = model_source.read(config, model, family, communicator, device)
     build = _build_context(config, source, ops, device, max_model_len, communicator)
+    _check_budget_graphs(config, build)
     decoder = Decoder(build)
     load = _planned_load(config, source, decoder, device, progress)
     decoder.materialize(device)
-    _check_budget_graphs(config, build)
     draft = draft_build.prepare(config, build, decoder, source.target)
     drafter = None if draft is None else draft.module
 

@@ -109,6 +109,13 @@ def padding(rows: int) -> int:
     return max(MIXED_ENTRIES[0], rows // 2) + BUDGET_ENTRIES
 
 
+def budget_shapes(rows: int, budget: int) -> MixedShapes:
+    """What steps beyond MIXED_TOKENS, up to a whole budget, are padded to beside up to `rows` decode entries."""
+    sizes = (FIRST_BUDGET_TOKENS, *range(2 * BUDGET_TOKENS_APART, budget, BUDGET_TOKENS_APART))
+    tokens = (*(n for n in sizes if n < budget), budget + padding(rows))
+    return MixedShapes((rows,), tokens, BUDGET_ENTRIES - 1)
+
+
 def _up_to(most: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
     """The sizes below `most` and itself, or all of them where it is beyond the largest."""
     last = min(most, sizes[-1])
@@ -197,8 +204,7 @@ class StepGraphs:
         self._beside = (0, *_up_to(max_rows, MIXED_ENTRIES)) if max_rows > 1 else (0,)
         # A shape holds no more tokens than are staged.
         self._max_tokens = max_tokens
-        self._budget_steps = budget_steps and max_tokens > MIXED_TOKENS[-1]
-        self._long_chunks = self._budget_steps and long_chunks and max_context >= BUDGET_CONTEXT
+        self._long_chunks = long_chunks and max_context >= BUDGET_CONTEXT
         self._bounded = bounded
         self._compute = compute
         self._capture = capture
@@ -207,6 +213,8 @@ class StepGraphs:
         longest = min(max_tokens, max_context, max_prompt_tokens) if max_rows > 1 else 0
         self._tokens = [n for n in (*PROMPT_TOKENS, *PROMPT_TOKENS_OF_RANKS) if n <= longest]
         self.mixed_shapes = mixed_shapes(max_rows, min(max_tokens, max_context), wave_aligned_tokens)
+        beyond = budget_steps and max_tokens > MIXED_TOKENS[-1]
+        self._budgets = [budget_shapes(n, max_tokens) for n in self.mixed_shapes.rows] if beyond else []
         self._replays: dict[StepShape, Replay] = {}
         self._failed = False
         self._saw_whole_logits = False  # whether there was a step that draws from whole logits
@@ -234,9 +242,7 @@ class StepGraphs:
             return self.prompt(self._tokens[at], past) if at < len(self._tokens) else None
         singles = plan.count.count(1)
         mixed = self.mixed_shapes.fit(singles, tokens - singles, entries - singles)
-        if mixed is None:
-            return self._fit_budget(plan, singles, past) if self._budget_steps else None
-        return self.mixed(*mixed, past)
+        return self._fit_budget(plan, singles, past) if mixed is None else self.mixed(*mixed, past)
 
     def decode(self, entries: int, context: int | None = None) -> StepShape:
         """context: what the first entry has with the step's token; None for as much as there may be."""
@@ -260,30 +266,19 @@ class StepGraphs:
         """Without a bound on all contexts together latents would go the slow way. Two entries are left for what fills
         the shape up."""
         chunks = len(plan.rows) - singles
-        padded = next((n for n in self.mixed_shapes.rows if n >= singles), None)
-        near = (
-            max(plan.count) <= BUDGET_QUERY
-            and max(map(sum, zip(plan.first, plan.count, strict=True))) <= BUDGET_CONTEXT
-        )
-        unbounded = self._bounded and past > BOUNDED_PAST
-        if padded is None or not 0 < chunks <= BUDGET_ENTRIES - 2 or unbounded or not (near or self._long_chunks):
+        found = (shapes.fit(singles, plan.num_tokens - singles, chunks) for shapes in self._budgets)
+        fit = next(filter(None, found), None)
+        if fit is None or chunks > BUDGET_ENTRIES - 2 or (self._bounded and past > BOUNDED_PAST):
             return None
-        needed = plan.num_tokens - singles + padded + BUDGET_ENTRIES - 1 - chunks
-        tokens = next((n for n in self._budget_tokens(padded) if n >= needed), None)
-        return None if tokens is None else self.budget(padded, tokens, near)
+        held = max(map(sum, zip(plan.first, plan.count, strict=True)))
+        near = max(plan.count) <= BUDGET_QUERY and held <= BUDGET_CONTEXT
+        return self.budget(*fit, near) if near or self._long_chunks else None
 
     def budget(self, entries: int, tokens: int, near: bool) -> StepShape:
         """near: of chunks up to BUDGET_QUERY, with no context above BUDGET_CONTEXT."""
         longest = min(self._max_context, BUDGET_CONTEXT) if near else self._max_context
         query = BUDGET_QUERY if near else tokens
         return self._with_total_context(StepShape(entries + BUDGET_ENTRIES, tokens, entries, query, longest), 0)
-
-    def _budget_tokens(self, rows: int) -> list[int]:
-        """The sizes of steps beyond MIXED_TOKENS beside up to `rows` decode entries: none when nobody asks for them."""
-        if not self._budget_steps:
-            return []
-        sizes = (FIRST_BUDGET_TOKENS, *range(2 * BUDGET_TOKENS_APART, self._max_tokens, BUDGET_TOKENS_APART))
-        return [*(n for n in sizes if n < self._max_tokens), self._max_tokens + padding(rows)]
 
     def drafts_ready(self, singles: int, entries: int, depth: int) -> bool:
         """Whether there is a graph of such a step, or none is ever made."""
@@ -368,7 +363,7 @@ class StepGraphs:
         shapes = [*self._decodes, *(shape for shape in drafting if shape.num_single <= MIXED_ENTRIES[0])]
         common = (held.wave_aligned_tokens, *COMMON_TOKENS)
         shapes += [self.mixed(n, tokens) for size in common for n, tokens in mixed if tokens == size]
-        budgets = [(n, tokens) for n in held.rows for tokens in reversed(self._budget_tokens(n))]
+        budgets = [(n, tokens) for of in self._budgets for n in of.rows for tokens in reversed(of.tokens)]
         shapes += [self.budget(n, tokens, True) for n, tokens in budgets]
         shapes += [self.prompt(n) for n in self._tokens] + [self.mixed(n, tokens) for n, tokens in mixed]
         shapes += [self.prompt(n, BOUNDED_PAST + 1) for n in self._tokens]

@@ -166,8 +166,9 @@ class Inputs:
             else:
                 # Every dummy entry has one token. The last takes what is left; what no row holds, those before it.
                 left, entry = int(padded.tokens - table[3].sum()), padded.entries - 1
+                room = min(padded.max_query, padded.max_context) - 1
                 while left:
-                    taken = min(left, min(padded.max_query, padded.max_context) - 1)
+                    taken = min(left, room)
                     table[3, entry] += taken
                     left, entry = left - taken, entry - 1
         rows, samples, first, count = table

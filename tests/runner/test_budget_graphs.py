@@ -10,7 +10,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.cache.writes import BlockWrite
 from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerConfig
 from engine.core.plan import RowStart, StepPlan
 from engine.models.reader import ConfigError
@@ -19,7 +18,7 @@ from engine.runner.graphs import BOUNDED_PAST, BUDGET_CONTEXT, BUDGET_QUERY, MIX
 from engine.runner.inputs import BUDGET_ENTRIES
 from engine.runner.runner import DeviceRunner
 from engine.types import SamplingParams
-from tests.runner.test_graphs import TINY, Recorder
+from tests.runner.test_graphs import TINY, Recorder, own_blocks
 
 BUDGET, ROWS, A_ROW = 4096, 24, 40
 LONG = {**TINY, "max_position_embeddings": BUDGET}
@@ -112,10 +111,6 @@ def runner_of(folder: Path, capture: Capture | None) -> DeviceRunner:
     return runner
 
 
-def own_blocks(row: int) -> BlockWrite:
-    return BlockWrite(0, row, 0, list(range(1 + row * A_ROW, 1 + (row + 1) * A_ROW)))
-
-
 @pytest.mark.parametrize(("decoding", "lengths"), [(0, [600] * 6), (9, [400] * 9), (3, [250] * 14)])
 def test_padded_steps_draw_the_same_tokens(decoding: int, lengths: list[int], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LONG))
@@ -123,7 +118,7 @@ def test_padded_steps_draw_the_same_tokens(decoding: int, lengths: list[int], tm
     texts = [torch.randint(0, 320, (n,), generator=generator).tolist() for n in [7] * decoding + lengths]
     rows, params = list(range(len(texts))), SamplingParams(temperature=0.0, max_tokens=9)
     starts = [RowStart(row, text, len(text), params) for row, text in enumerate(texts)]
-    writes = [own_blocks(row) for row in rows]
+    writes = [own_blocks(row, A_ROW) for row in rows]
     began, late = rows[:decoding], rows[decoding:]
     drawn = []
     recorder = Recorder()

@@ -110,8 +110,8 @@ def make_runner(checkpoint: Path, capture: Capture | None, max_rows: int = 16) -
     return runner
 
 
-def own_blocks(row: int) -> BlockWrite:
-    return BlockWrite(0, row, 0, list(range(1 + row * BLOCKS_A_ROW, 1 + (row + 1) * BLOCKS_A_ROW)))
+def own_blocks(row: int, count: int = BLOCKS_A_ROW) -> BlockWrite:
+    return BlockWrite(0, row, 0, list(range(1 + row * count, 1 + (row + 1) * count)))
 
 
 def greedy(

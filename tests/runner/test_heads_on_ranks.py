@@ -50,19 +50,20 @@ def drafter_of(runner: DeviceRunner) -> HeadDrafter | DraftModel:
 
 
 SLICED, WHOLE = ParallelConfig(tensor=2), ParallelConfig(tensor=2, expert="whole")
+# The last: requests. Drafts that all stand take fewer steps.
 MADE = [
-    pytest.param(partial(with_module, "deepseek-v3"), SLICED, id="deepseek-v3", marks=pytest.mark.slow),
-    pytest.param(partial(with_module, "qwen3.5"), SLICED, id="qwen3.5"),
-    pytest.param(partial(with_module, "deepseek-v4"), SLICED, id="deepseek-v4", marks=pytest.mark.slow),
-    pytest.param(partial(with_module, "deepseek-v3"), WHOLE, id="deepseek-v3-whole-experts"),
-    pytest.param(with_head, SLICED, id="eagle3"),
-    pytest.param(with_model, SLICED, id="a smaller model"),
+    pytest.param(partial(with_module, "deepseek-v3"), SLICED, 3, id="deepseek-v3", marks=pytest.mark.slow),
+    pytest.param(partial(with_module, "qwen3.5"), SLICED, 3, id="qwen3.5"),
+    pytest.param(partial(with_module, "deepseek-v4"), SLICED, 3, id="deepseek-v4", marks=pytest.mark.slow),
+    pytest.param(partial(with_module, "deepseek-v3"), WHOLE, 3, id="deepseek-v3-whole-experts"),
+    pytest.param(with_head, SLICED, 3, id="eagle3"),
+    pytest.param(with_model, SLICED, 8, id="a smaller model"),
 ]
 
 
-@pytest.mark.parametrize(("made", "parallel"), MADE)
+@pytest.mark.parametrize(("made", "parallel", "count"), MADE)
 def test_two_ranks_draft_what_one_does(
-    tmp_path: Path, made: Callable[[Path], EngineConfig], parallel: ParallelConfig
+    tmp_path: Path, made: Callable[[Path], EngineConfig], parallel: ParallelConfig, count: int
 ) -> None:
     config = made(tmp_path)
     runner = build_runner(config)
@@ -73,7 +74,7 @@ def test_two_ranks_draft_what_one_does(
         return launch(plan)
 
     runner.launch = recorded  # type: ignore[method-assign]
-    run(Engine(runner, config), prompts(3, temperature=0.0))
+    run(Engine(runner, config), prompts(count, temperature=0.0))
 
     def work(communicator: Communicator) -> list[tuple[list[int], list[int]]]:
         runner = build_runner(replace(config, parallel=parallel), communicator=communicator)
@@ -83,7 +84,7 @@ def test_two_ranks_draft_what_one_does(
         return proposals.seen
 
     seen = together(2, work)
-    assert len(alone.seen) > 20
+    assert len(alone.seen) > 40
     assert seen[0] == seen[1] == alone.seen
 
 
