@@ -103,7 +103,8 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     overlap: prepare step N+1 while step N runs. delay_launch: with overlap, not before step N is about to end, so that
     requests which arrive meanwhile join step N+1. dependent_launch: a kernel starts while the one before it ends.
     graphs: replay captured CUDA graphs for decode steps. budget_graphs: also for steps of many prompt tokens of several
-    requests, up to the whole token budget, for memory of one more such step.
+    requests, up to the whole token budget, for memory of one more such step; "auto" where there are experts and every
+    layer caches all tokens.
     compile_ahead: compile every kernel that steps can need before the engine is ready, many at once, in other processes
     or in threads of this one; "off" leaves each to the first step that needs it.
     fused_attention: attention of decode rows norms, rotates and writes the new keys itself.
@@ -122,7 +123,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     delay_launch: bool = True
     dependent_launch: bool = True
     graphs: bool = True
-    budget_graphs: bool = False
+    budget_graphs: bool | Literal["auto"] = "auto"
     compile_ahead: Literal["processes", "threads", "off"] = "processes"
     fused_attention: bool = True
     trim_last_layer: bool = True

@@ -23,6 +23,7 @@ def switches() -> Iterator[tuple[str, str, object]]:
             value = getattr(config, field.name)
             if isinstance(value, bool):
                 yield part, field.name, not value
+    yield "runtime", "budget_graphs", True
     yield "scheduler", "chunk_size", 5
     yield "scheduler", "mixed_budget", 3
     yield "scheduler", "preference", "latency"

@@ -151,6 +151,10 @@ class Decoder(Loaded):
         return self._communicator.size
 
     @property
+    def has_experts(self) -> bool:
+        return any(isinstance(layer.ffn, Moe) for layer in self.layers)
+
+    @property
     def active(self) -> float:
         """The part of its weights that a token is multiplied by: less than 1 with experts."""
         total = sum(w.count for layer in self.layers for w in layer.modules() if isinstance(w, Weight))

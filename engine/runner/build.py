@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 import torch
 from msgspec.structs import replace
@@ -26,7 +27,8 @@ from engine.parallel.slices import agreed, check_parallel
 from engine.quant import device as quant_device
 from engine.quant import plan as quant
 from engine.runner import draft_build, model_source
-from engine.runner.graphs import BUDGET_QUERY, MAX_BUDGET, MIXED_TOKENS, Capture, CudaCapture
+from engine.runner.budget_graphs import makes_budget_graphs
+from engine.runner.graphs import Capture, CudaCapture
 from engine.runner.memory import MIN_BLOCKS, free_bytes, size_pools
 from engine.runner.model_source import ModelSource
 from engine.runner.runner import DeviceRunner
@@ -76,8 +78,9 @@ def build_runner(
     max_model_len = _max_model_len(config, model)
     source = model_source.read(config, model, family, communicator, device)
     build = _build_context(config, source, ops, device, max_model_len, communicator)
-    _check_budget_graphs(config, build)
     decoder = Decoder(build)
+    budgets = makes_budget_graphs(config, build, decoder, chain(*_specs(decoder, None)))
+    config = replace(config, runtime=replace(config.runtime, budget_graphs=budgets))
     load = _planned_load(config, source, decoder, device, progress)
     decoder.materialize(device)
     draft = draft_build.prepare(config, build, decoder, source.target)
@@ -190,7 +193,7 @@ def _on_gpu(
     activations = _profile(small, config, build) if config.cache.num_blocks is None else 0
     small.close()
     # Graphs hold a step's memory beside that of steps that are launched.
-    room = free_bytes(build.device, config.cache, activations * (2 if config.runtime.budget_graphs else 1))
+    room = free_bytes(build.device, config.cache, activations * (2 if config.runtime.budget_graphs is True else 1))
     pool = _pool(config, config.cache, build, specs, room)
     capture = CudaCapture(build.device) if config.runtime.graphs else None
     runner = _runner(config, build, decoder, drafter, agreed(pool, build.communicator), capture, watch)
@@ -238,25 +241,8 @@ def _runner(
         config.runtime.trim_last_layer,
         config.speculation.most,
         drafter,
-        config.runtime.budget_graphs,
+        config.runtime.budget_graphs is True,
     )
-
-
-def _check_budget_graphs(config: EngineConfig, build: BuildContext) -> None:
-    """Raises ConfigError where graphs of whole budgets are asked for and not made. A small budget has them anyway."""
-    if not config.runtime.budget_graphs or config.scheduler.token_budget <= MIXED_TOKENS[-1]:
-        return
-    budget, longest = config.scheduler.token_budget, build.max_model_len
-    if build.sliced_context:
-        raise ConfigError(
-            "runtime.budget_graphs: with parallel.context sliced a graph takes long chunks the slow way: leave one of "
-            "them out"
-        )
-    if budget > MAX_BUDGET or longest < BUDGET_QUERY:
-        raise ConfigError(
-            f"runtime.budget_graphs fills steps up with rows of up to {BUDGET_QUERY} tokens: it needs a max_model_len "
-            f"of as many, which is {longest}, and a scheduler.token_budget of {MAX_BUDGET} at most, which is {budget}"
-        )
 
 
 def _pool(

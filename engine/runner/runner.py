@@ -13,12 +13,13 @@ from functools import partial
 
 import torch
 
-from engine.cache.spec import LatentKV, PagedKV, window_of
+from engine.cache.spec import LatentKV
 from engine.cache.tensors import CacheTensors
 from engine.core.plan import Draft, Pending, RowStart, RunnerInfo, StepPlan
 from engine.models.decoder import Decoder
 from engine.models.draft_heads import DraftHead
 from engine.runner.batch import DeviceBatch, select_last
+from engine.runner.budget_graphs import hold_all_tokens
 from engine.runner.draft_head import HeadDrafter
 from engine.runner.draft_model import DraftModel
 from engine.runner.drafting import Verify, draw_places, first_draws, put_proposals
@@ -267,8 +268,7 @@ class DeviceRunner:
         bounded = pool.is_fp8 or any(isinstance(group.spec, LatentKV) for group in pool.groups)
         wave_aligned_tokens = find_wave_aligned_tokens(self._decoder.widest_product, multiprocessors(self._device))
         longest = longest_prompt(self._decoder.ranks, pool.ranks > 1)
-        specs = [group.spec for group in pool.groups]
-        long_chunks = all(isinstance(spec, PagedKV | LatentKV) and window_of(spec) is None for spec in specs)
+        long_chunks = hold_all_tokens(group.spec for group in pool.groups)
         self._graphs = StepGraphs(
             self.compute,
             capture,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given
@@ -18,6 +20,7 @@ from engine.runner.graphs import BOUNDED_PAST, BUDGET_CONTEXT, BUDGET_QUERY, MIX
 from engine.runner.inputs import BUDGET_ENTRIES
 from engine.runner.runner import DeviceRunner
 from engine.types import SamplingParams
+from tests.runner.test_drafts import DRAFTED
 from tests.runner.test_graphs import TINY, Recorder, own_blocks
 
 BUDGET, ROWS, A_ROW = 4096, 24, 40
@@ -161,3 +164,33 @@ def test_models_and_settings_that_have_no_such_graphs_say_so(tmp_path: Path) -> 
 
     refused({**LONG, "max_position_embeddings": 1024}, "a max_model_len of as many, which is 1024")
     refused(LONG, "which is 32768", scheduler=SchedulerConfig(token_budget=32_768))
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "made"),
+    [
+        ("experts", {}, True),
+        ("latents", {}, True),
+        ("dense", {}, False),
+        ("states", {}, False),
+        ("entries", {}, False),
+        ("experts", {"runtime": {"graphs": False}}, False),
+        ("experts", {"runtime": {"budget_graphs": False}}, False),
+        ("experts", {"max_model_len": 1024}, False),
+        ("experts", {"scheduler": {"token_budget": 32_768}}, False),
+        ("experts", {"scheduler": {"token_budget": 2048}}, False),
+    ],
+    ids=str,
+)
+def test_models_with_experts_have_them_where_all_layers_cache_all_tokens(
+    family: str, settings: dict[str, Any], made: bool, tmp_path: Path
+) -> None:
+    model = {**DRAFTED[family], "max_position_embeddings": 4096}
+    (tmp_path / "config.json").write_text(json.dumps(model))
+    given = {"model": str(tmp_path), "load_format": "dummy", "cache": {"num_blocks": 64, "block_size": 128}, **settings}
+    given["scheduler"] = {"max_rows": 4, "token_budget": 4096, **settings.get("scheduler", {})}
+    given["runtime"] = {"device": "cpu", **settings.get("runtime", {})}
+    runner = build_runner(msgspec.convert(given, EngineConfig))
+    runner.use_graphs(Recorder())
+    assert runner.graphs is not None
+    assert bool(runner.graphs._budgets) == made
