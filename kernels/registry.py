@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 Choice = Literal["auto", "reference", "triton"]
 
 OPS = (
+    "repack",
     "move_words",
     "shift_entries",
     "put_drafts",
@@ -124,5 +125,5 @@ class Op:
 
 
 def registry() -> Iterator[Op]:
-    """Every op, in the order of a decoder step."""
+    """Every op: what weights are loaded by, then in the order of a decoder step."""
     return (Op(name) for name in OPS)

@@ -81,7 +81,7 @@ def build_runner(
     decoder = Decoder(build)
     budgets = makes_budget_graphs(config, build, decoder, chain(*_specs(decoder, None)))
     config = replace(config, runtime=replace(config.runtime, budget_graphs=budgets))
-    load = _planned_load(config, source, decoder, device, progress)
+    load = _planned_load(config, source, decoder, build, progress)
     decoder.materialize(device)
     draft = draft_build.prepare(config, build, decoder, source.target)
     drafter = None if draft is None else draft.module
@@ -137,7 +137,7 @@ def _build_context(
 
 
 def _planned_load(
-    config: EngineConfig, source: ModelSource, decoder: Decoder, device: torch.device, progress: Progress | None
+    config: EngineConfig, source: ModelSource, decoder: Decoder, build: BuildContext, progress: Progress | None
 ) -> Callable[[], None]:
     """Give the decoder's weights the formats of their sources; returns what fills them once they have memory. What
     does not fit is named before memory is asked for."""
@@ -145,7 +145,8 @@ def _planned_load(
     spare = quant.spare_biases(source.rules, checkpoint)
     asked = (config.weights.activations, config.weights.quantize)
     rules = quant.plan(decoder.weights, source.rules, checkpoint, source.method, *asked)
-    quant_device.check_weights(decoder.weights, device)
+    rules = [rule.bound(build.ops) for rule in rules]
+    quant_device.check_weights(decoder.weights, build.device)
     if checkpoint is None:
         return lambda: dummy.fill(decoder.others, decoder.weights, decoder.bounds, model.hidden, model.norm.offset)
     loader.plan(dict(decoder.named_parameters()), checkpoint, rules, unused, (*copies, *spare))

@@ -34,6 +34,7 @@ from engine.weights import dummy, loader
 from engine.weights.checkpoint import Checkpoint
 from engine.weights.rules import Rule
 from kernels.cache_scales import UNSCALED, CacheScales
+from kernels.select import Ops
 
 MAX_BYTES = 256 << 20  # of a tokenizer.json
 
@@ -100,7 +101,8 @@ def _model(folder: str, config: EngineConfig, build: BuildContext) -> DraftWeigh
             "be taken back: take another draft model"
         )
     unused, said = (*registry.unused(family, model), *scales.names), registry.quantization(folder)
-    fill = _planned(decoder, model, checkpoint, rules, said, unused, registry.copies(model), _apart(config))
+    copies = registry.copies(model)
+    fill = _planned(decoder, model, checkpoint, rules, said, unused, copies, _apart(config), build.ops)
     _check_rounded(decoder, config)
     quant_device.check_weights(decoder.weights, build.device)
     decoder.materialize(build.device)
@@ -128,7 +130,7 @@ def _eagle3(folder: str, config: EngineConfig, build: BuildContext) -> DraftWeig
     own = _own_build(build, model, checkpoint, rules, (UNSCALED,) * len(model.layers))
     head = Eagle3Head(parsed, own, own_embedding, eagle3.has_table(parsed, names))
     said = registry.quantization(folder)
-    filled = _planned(head, model, checkpoint, rules, said, eagle3.UNUSED, {}, _apart(config))
+    filled = _planned(head, model, checkpoint, rules, said, eagle3.UNUSED, {}, _apart(config), build.ops)
     _check_rounded(head, config)
     quant_device.check_weights(head.weights, build.device)
     head.materialize(build.device)
@@ -186,7 +188,7 @@ def _mtp(config: EngineConfig, build: BuildContext, decoder: Decoder, target: Ta
     head = mtp_head(own_build)(said, own_build, decoder, "embed" in apart, "head" in apart)
     unused = (*scales.names, *said.outer.values())
     asked = Asked(config.weights.activations, quantize)
-    fill = _planned(head, model, checkpoint, rules, target.method, unused, {}, asked)
+    fill = _planned(head, model, checkpoint, rules, target.method, unused, {}, asked, build.ops)
     quant_device.check_weights(head.weights, build.device)
     head.materialize(build.device)
     return DraftWeights(head, fill)
@@ -245,10 +247,12 @@ def _planned(
     unused: Sequence[str],
     copies: Mapping[str, str],
     asked: Asked,
+    ops: Ops,
 ) -> Callable[[], None]:
     """Gives the module's weights their formats, names what does not fit, and returns what fills it."""
     spare = quant.spare_biases(rules, checkpoint)
     rules = quant.plan(module.weights, rules, checkpoint, method, asked.activations, asked.quantize, asked.unrounded)
+    rules = [rule.bound(ops) for rule in rules]
     if checkpoint is not None:
         loader.plan(dict(module.named_parameters()), checkpoint, rules, unused, (*copies, *spare))
 

@@ -157,6 +157,8 @@ class Transform(Protocol):
 
     One may have `cut`: "rows" where each row of its first tensor makes one of the view, "columns" where rows of the
     tensor make columns of the view, as many to one everywhere, and what is made of some does not depend on others.
+    One may have `bound(ops)`, which gives the same transform by those ops (`kernels.select.Ops`): without it what
+    kernels can make is made by their references.
     """
 
     def fits(self, shapes: Sequence[Shape], view: Shape) -> bool:
@@ -167,6 +169,12 @@ class Transform(Protocol):
         """The view's numbers, in a dtype that it can take, on the tensors' device. Where the rule fills another
         parameter as well, (these, those of the other)."""
         ...
+
+
+def bound(transform: Transform, ops: object) -> Transform:
+    """The transform by the engine's own ops, where it takes any."""
+    bind: Callable[[object], Transform] | None = getattr(transform, "bound", None)
+    return transform if bind is None else bind(ops)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +201,10 @@ class Rule:
     def targets(self) -> tuple[str, ...]:
         """Every parameter that it fills."""
         return (self.target,) if self.also is None else (self.target, self.also)
+
+    def bound(self, ops: object) -> Rule:
+        """The same with a transform by the engine's own ops."""
+        return self if self.transform is None else replace(self, transform=bound(self.transform, ops))
 
     def at(self, layer: int) -> Rule:
         """The same rule for one layer."""

@@ -17,8 +17,11 @@ from engine.quant.formats import layouts
 from engine.quant.formats.packed import PackedInt as PackedFormat
 from engine.quant.formats.parts import Parts as PartsFormat
 from engine.quant.methods import gptq
+from engine.runner import build
 from engine.runner.build import build_runner
 from engine.weights import transforms
+from kernels.repack import reference as repack
+from kernels.select import Ops, select
 from kernels.weight import PackedInt, Parts, packed
 from tests.gate.conftest import quick
 from tests.gate.families import DEEPSEEK_V2, QWEN3_MOE
@@ -71,6 +74,24 @@ def test_weights_are_the_numbers_that_they_stand_for(
     assert verdict.passes("float32"), verdict
 
 
+@pytest.mark.parametrize("name", ["awq", "gptq-v1-order"])
+def test_words_are_repacked_by_the_engines_own_op(
+    name: str, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packing = next(packing for packing in PACKINGS if packing.name == name)
+    truth, calls = truth_of(LLAMA, packing, Path(pytestconfig.rootpath)), []
+
+    def counted(*given: Any) -> Ops:
+        ops = select(*given)
+        inner = ops.repack
+        ops.repack = lambda *given: calls.append(given) or inner(*given)
+        return ops
+
+    monkeypatch.setattr(build, "select", counted)
+    build_runner(EngineConfig(model=str(truth.folder), max_model_len=300, cache=CacheConfig(num_blocks=64)))
+    assert calls
+
+
 def swapped(data: torch.Tensor, bits: int) -> torch.Tensor:
     return torch.stack((data >> 4, data & 15), dim=-1).flatten(-2)
 
@@ -101,7 +122,7 @@ BROKEN: dict[str, tuple[str, object, str, object]] = {
     "halves of a byte swapped": ("ct-int4-g32", packed, "integers", swapped),
     "an order of inputs ignored": ("gptq-v1-order", PackedFormat, "value", without_order),
     "zero points one too small": ("gptq-v1-order", gptq, "SHIFTS", {"gptq": 0}),
-    "numbers of a word one after another": ("awq", layouts, "AWQ_PLACES", (8, 1)),
+    "numbers of a word one after another": ("awq", repack, "AWQ_PLACES", (8, 1)),
     "exponents by value": ("ct-mxfp8", transforms, "powers", by_value),
     "parts in another order": ("ct-parts", PartsFormat, "value", turned),
     "signs ignored": ("ct-w4a8", layouts, "_signed", unsigned),

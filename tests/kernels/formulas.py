@@ -23,6 +23,24 @@ from tests.kernels.layer_formulas import rotate_tail as rotate_tail
 from tests.kernels.layer_formulas import sigmoid_gate as sigmoid_gate
 
 
+def repack(
+    words: torch.Tensor, layout: str, bits: int, outputs: int, places: torch.Tensor | None = None
+) -> torch.Tensor:
+    per, masks = 32 // bits, (1 << bits) - 1
+    held = words.tolist()
+    count = {"awq": len(held), "gptq": len(held) * per, "pack-quantized": len(held[0]) * per}[layout]
+    order = range(count) if places is None else places.tolist()
+    made = torch.zeros(outputs, -(-len(order) // per), dtype=torch.int64)
+    for n in range(outputs):
+        for at, k in enumerate(order):
+            if layout == "awq":
+                word, place = held[k][n // per], (0, 4, 1, 5, 2, 6, 3, 7)[n % per]
+            else:
+                word, place = held[k // per][n] if layout == "gptq" else held[n][k // per], k % per
+            made[n, at // per] |= (word >> bits * place & masks) << bits * (at % per)
+    return made
+
+
 def token_inputs(
     tokens: torch.Tensor,
     blocks: torch.Tensor,

@@ -72,6 +72,12 @@ def _of_seqs(op: str, seqs: Callable[[int], SeqShapes], *sizes: Any, dtype: torc
 def steps() -> dict[str, dict[str, Step]]:
     """By op: kinds of steps, each a case for a number."""
     made: dict[str, dict[str, Step]] = {
+        "repack": {
+            "awq": lambda n: _made("repack", "", "awq", 7 * n, 8 * n),
+            "gptq": lambda n: _made("repack", "", "gptq", n, 8 * n),
+            "gptq in an order": lambda n: _made("repack", "", "gptq", n, 8 * n, ordered=True),
+            "pack-quantized": lambda n: _made("repack", "", "pack-quantized", n, 4 * n, 8, ordered=True, apart=n % 4),
+        },
         "move_words": {
             "step": lambda n: _made("move_words", "", 7 * n, 0),
             "changes": lambda n: _made("move_words", "", 7 * n, 3 * n),

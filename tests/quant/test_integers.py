@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,9 @@ from engine.quant.weight import Weight
 from engine.weights import loader, staging
 from engine.weights.checkpoint import Checkpoint, WeightsError
 from engine.weights.rules import Concat, Rule, Stack, StackConcat
+from kernels.registry import Op
+from kernels.repack import reference
+from kernels.testing import bound
 from kernels.weight import Dense, Int8, PackedInt, Parts
 from kernels.weight.packed import packed
 from tests.gate.fp8 import float_quantized
@@ -70,11 +74,14 @@ def loaded(
     dense: bool = False,
     method: Method | None = None,
     activations: str = "auto",
+    ops: Any = None,
+    device: str = "cpu",
 ) -> Weight:
     save_file(tensors, folder / "model.safetensors")
     weight, checkpoint = Weight(shape, torch.float32, dense), Checkpoint.open(folder)
     rules = plan({rule.target: weight}, [rule], checkpoint, method or read(said), activations)
-    weight.to_empty(device="cpu")
+    rules = rules if ops is None else [one.bound(ops) for one in rules]
+    weight.to_empty(device=device)
     parameters = {f"{rule.target}.{name}": p for name, p in weight.named_parameters()}
     loader.load(parameters, checkpoint, rules, zeros=spare_biases([rule], checkpoint))
     weight.check(rule.target)
@@ -147,11 +154,36 @@ def test_a_matrix_that_is_repacked_in_parts_has_the_same_bits(
     tensors, _ = stored(pack, {"m.layers.0.q": drawn(40, 96), "m.layers.0.k": drawn(24, 96)})
     whole = loaded(tmp_path, tensors, said, QKV, 64, 96)
     monkeypatch.setattr(staging, "BUFFER_BYTES", 100)
-    monkeypatch.setattr(layouts, "BLOCK_BYTES", 100)
-    monkeypatch.setattr(layouts, "GPU_BLOCK_BYTES", 100)
+    monkeypatch.setattr(reference, "BLOCK_BYTES", 100)
     parts = dict(loaded(tmp_path, tensors, said, QKV, 64, 96).named_parameters())
     for name, parameter in whole.named_parameters():
         assert torch.equal(parts[name], parameter), name
+
+
+@pytest.mark.parametrize("buffer_bytes", [100, staging.BUFFER_BYTES])
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize(("said", "pack"), FORMS)
+def test_kernels_repack_to_the_bits_of_references(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: dict, pack: Pack, dense: bool, buffer_bytes: int
+) -> None:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    launched: list[str] = []
+
+    def repack(words: torch.Tensor, layout: str, *rest: Any) -> torch.Tensor:
+        launched.append(layout)
+        return bound(Op("repack"))(words, layout, *rest)
+
+    tensors, _ = stored(pack, {"m.layers.0.q": drawn(40, 96), "m.layers.0.k": drawn(24, 96)})
+    wanted = loaded(tmp_path, tensors, said, QKV, 64, 96, dense=dense)
+    monkeypatch.setattr(staging, "BUFFER_BYTES", buffer_bytes)
+    monkeypatch.setattr(staging, "MADE_BYTES", {kind: {"rows": 100, "columns": 100} for kind in ("cpu", "cuda")})
+    ops = SimpleNamespace(repack=repack)
+    parts = dict(loaded(tmp_path, tensors, said, QKV, 64, 96, dense=dense, ops=ops, device=device).named_parameters())
+    for name, parameter in wanted.named_parameters():
+        assert torch.equal(parts[name].cpu(), parameter), name
+    scheme = read(said).scheme("m.layers.0.q")
+    by_kernel = scheme.layout != "pack-quantized" or (scheme.ordered and not dense)
+    assert set(launched) == ({scheme.layout} if by_kernel else set())
 
 
 @pytest.mark.parametrize("inputs", [96, 100])

@@ -15,22 +15,21 @@ have a sign; the others' zero points are subtracted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 
 from engine.quant.scheme import Layout
 from engine.weights.checkpoint import WeightsError
 from engine.weights.rules import Shape
+from kernels.repack import reference
 from kernels.sizes import cdiv
 from kernels.weight.packed import integers, packed
 
-# AWQ's outputs 0 to 7 have places 0, 4, 1, 5, 2, 6, 3, 7 of a word's eight: a matrix of these sizes, transposed.
-AWQ_PLACES = (2, 4)
-# Of words that are repacked at once: on a CPU, whose caches hold what they are in between, and on a GPU, where each
-# part costs some dozens of launches.
-BLOCK_BYTES, GPU_BLOCK_BYTES = 1 << 20, 4 << 20
+if TYPE_CHECKING:
+    from kernels.select import Ops
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +59,19 @@ NAMES: dict[Layout, Names] = {
 @dataclass(frozen=True, slots=True)
 class Words:
     """Numbers packed along their inputs, [N, words] int32. A second tensor says which group each input is of: `ordered`
-    puts the inputs of a group beside each other, otherwise they must stand so. group 0 is one of all inputs."""
+    puts the inputs of a group beside each other, otherwise they must stand so. group 0 is one of all inputs. repack:
+    the op of that name."""
 
     layout: Layout
     bits: int
     inputs: int
     group: int
     ordered: bool = False
+    repack: Callable[..., torch.Tensor] = reference.repack
+
+    def bound(self, ops: Ops) -> Words:
+        """As a transform may have it."""
+        return replace(self, repack=ops.repack)
 
     def fits(self, shapes: Sequence[Shape], view: Shape) -> bool:
         n, words = view
@@ -97,18 +102,14 @@ class Words:
                         "it gives its inputs an order, and config.json does not say so (desc_act, actorder)"
                     )
                 places = None
-        if self.layout == "awq":
-            return torch.cat([_by_outputs(part) for part in _blocks(data)])[: view[0]]
         if self.layout == "int-quantized":
             return _signed(data, self.bits)
         if self.layout == "w4afp8":
             # A sign less 8 is the highest bit turned.
             return (data.contiguous().view(torch.uint8) ^ 0x88).view(torch.int32)
-        if places is None:
-            return data.t().contiguous() if self.layout == "gptq" else data
-        if self.layout == "gptq":
-            return torch.cat([_reordered(part, self.bits, places) for part in _blocks(data)])
-        return packed(unpacked(data, self.bits)[:, places], self.bits).view(torch.int32)
+        if self.layout == "pack-quantized" and places is None:
+            return data
+        return self.repack(data, self.layout, self.bits, view[0], places)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,7 @@ class Grid:
             return tensors[0] if self.layout in BY_ROWS else tensors[0].t()
         words = tensors[0].t().contiguous() if self.layout == "pack-quantized" else tensors[0]
         zero = unpacked(words, self.bits, awq=self.layout == "awq")[:, : view[0]].t()
-        return zero.to(torch.int16) + self.shift
+        return zero.to(torch.int16) + self.shift if self.shift else zero
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +170,10 @@ class Unpacked:
     groups: bool
     sizes: bool
 
+    def bound(self, ops: Ops) -> Unpacked:
+        """As a transform may have it."""
+        return replace(self, words=self.words.bound(ops))
+
     def fits(self, shapes: Sequence[Shape], view: Shape) -> bool:
         layout, bits, inputs = self.words.layout, self.words.bits, self.words.inputs
         n, groups = self._outputs(view), cdiv(inputs, self.words.group or inputs)
@@ -190,7 +195,7 @@ class Unpacked:
             else torch.tensor(1 << (bits - 1), device=data.device)
         )
         group = rest.pop(0).long() if self.groups else torch.arange(inputs, device=data.device) // size
-        plain = Words(layout, bits, inputs, size)
+        plain = replace(self.words, group=size, ordered=False)
         words = plain([data], (n, cdiv(inputs * bits, 32)))
         if self.sizes:
             check_sizes(rest.pop(0), (n, inputs))
@@ -208,7 +213,7 @@ class Unpacked:
 def unpacked(words: torch.Tensor, bits: int, awq: bool = False) -> torch.Tensor:
     """words [R, W] int32 → their numbers [R, W · 32 / bits] uint8."""
     numbers = integers(words.contiguous().view(torch.uint8), bits)
-    return numbers.unflatten(-1, (-1, *AWQ_PLACES)).transpose(-1, -2).flatten(-3) if awq else numbers
+    return numbers.unflatten(-1, (-1, *reference.AWQ_PLACES)).transpose(-1, -2).flatten(-3) if awq else numbers
 
 
 def _signed(numbers: torch.Tensor, bits: int) -> torch.Tensor:
@@ -219,48 +224,12 @@ def _signed(numbers: torch.Tensor, bits: int) -> torch.Tensor:
     return packed((numbers + half).view(torch.uint8), bits).view(torch.int32)
 
 
-def _blocks(words: torch.Tensor) -> Sequence[torch.Tensor]:
-    """Columns of words [R, C] int32."""
-    size = BLOCK_BYTES if words.is_cpu else GPU_BLOCK_BYTES
-    return words.split(max(1, size // max(4 * len(words), 1)), dim=1)
-
-
-def _by_outputs(words: torch.Tensor) -> torch.Tensor:
-    """AWQ's words [K, W] int32 → [8 · W, ceil(K / 8)] int32, along inputs.
-
-    Eight words of eight inputs are a square of 4-bit numbers, which is transposed in three rounds: halves, quarters and
-    single numbers change places (Hacker's Delight, section 7-3).
-    """
-    square = torch.nn.functional.pad(words, (0, 0, 0, -len(words) % 8)).contiguous().unflatten(0, (-1, 8))
-    for apart, mask in ((4, 0x0000FFFF), (2, 0x00FF00FF), (1, 0x0F0F0F0F)):
-        # Words beside each other go through an operation together: a launch on a GPU costs more than what it does.
-        first, second = square.unflatten(1, (-1, 2, apart)).unbind(2)
-        swapped = (first >> 4 * apart).bitwise_xor_(second).bitwise_and_(mask)
-        second.bitwise_xor_(swapped)
-        first.bitwise_xor_(swapped.bitwise_left_shift_(4 * apart))
-    places = square.unflatten(1, AWQ_PLACES).transpose(1, 2).flatten(1, 2).unbind(1)
-    return torch.stack([place.t().contiguous() for place in places], dim=1).flatten(0, 1)
-
-
-def _reordered(words: torch.Tensor, bits: int, places: torch.Tensor) -> torch.Tensor:
-    """GPTQ's words [W, N] int32 → [N, words] int32, along inputs [K], which stand as `places` says."""
-    rows = words.contiguous().view(torch.uint8).unflatten(1, (-1, 4)).transpose(1, 2).flatten(0, 1)
-    if bits == 4:
-        rows = torch.stack((rows & 15, rows >> 4), dim=1).flatten(0, 1)
-    rows = torch.nn.functional.pad(rows.index_select(0, places), (0, 0, 0, -len(places) % (32 // bits)))
-    if bits == 4:
-        rows = (rows[1::2] << 4).bitwise_or_(rows[0::2])
-    # Whole words are turned several times as fast as bytes.
-    turned = rows.unflatten(0, (-1, 4)).transpose(1, 2).contiguous().view(torch.int32).squeeze(2)
-    return turned.t().contiguous()
-
-
 def order_of(groups: torch.Tensor, size: int) -> torch.Tensor:
     """groups [K], each input's → the inputs of group after group [K] int64. Raises WeightsError unless each group but
     the last has `size` inputs; 0 says that there is one group."""
-    places = torch.argsort(groups.long(), stable=True)
+    ordered, places = torch.sort(groups.long(), stable=True)
     runs = torch.arange(len(groups), device=groups.device) // (size or max(len(groups), 1))
-    if not torch.equal(groups.long()[places], runs):
+    if not torch.equal(ordered, runs):
         raise WeightsError(f"its inputs are not in groups of {size or len(groups)}")
     return places
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.quant.scheme import Fp4Scheme, PackedScheme, Scheme
-from engine.weights.rules import Rule, Shape, Transform
+from engine.weights.rules import Rule, Shape, Transform, bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +17,10 @@ class Either:
 
     quantized: Transform
     alone: Transform | None
+
+    def bound(self, ops: object) -> Either:
+        """As a transform may have it."""
+        return Either(bound(self.quantized, ops), self.alone)
 
     def fits(self, shapes: Sequence[Shape], view: Shape) -> bool:
         if len(shapes) > 1:

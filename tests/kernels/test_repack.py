@@ -1,0 +1,60 @@
+"""Words are repacked number by number, whatever their sizes, and by several threads at once."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernels.registry import Op
+from kernels.repack.reference import Stored
+from kernels.sizes import cdiv
+from kernels.testing import bound, randint, seeded
+from tests.kernels.formulas import repack as one_by_one
+
+OP = Op("repack")
+
+
+@given(
+    layout=st.sampled_from(["gptq", "awq", "pack-quantized"]),
+    bits=st.sampled_from([4, 8]),
+    n=st.integers(1, 70),
+    k=st.integers(1, 300),
+    ordered=st.booleans(),
+    apart=st.integers(0, 3),
+    seed=st.integers(0, 99),
+)
+def test_numbers_of_any_sizes(
+    layout: Stored, bits: int, n: int, k: int, ordered: bool, apart: int, seed: int, device: torch.device
+) -> None:
+    bits, ordered = (4, False) if layout == "awq" else (bits, ordered)
+    width, generator = cdiv(k * bits, 32), seeded(torch.device("cpu"), seed)
+    rows, columns = {"gptq": (width, n), "awq": (k, cdiv(n, 8)), "pack-quantized": (n, width)}[layout]
+    words = randint(generator, generator.device, -(1 << 31), 1 << 31, rows, columns + apart)[:, :columns]
+    places = torch.randperm(k, generator=generator) if ordered else None
+    wanted = one_by_one(words, layout, bits, n, places).int()
+    assert torch.equal(OP.reference(words, layout, bits, n, places), wanted)
+    there = None if places is None else places.to(device)
+    assert torch.equal(bound(OP)(words.to(device), layout, bits, n, there).cpu(), wanted)
+
+
+@pytest.mark.parametrize("layout", ["awq", "gptq"])
+def test_threads_repack_at_once_each_in_its_own_stream(layout: Stored, device: torch.device) -> None:
+    words = randint(seeded(device), device, -(1 << 31), 1 << 31, 96, 40)
+
+    def made(part: torch.Tensor) -> torch.Tensor:
+        outputs = 8 * part.shape[1] if layout == "awq" else part.shape[1]
+        if device.type == "cpu":
+            return bound(OP)(part, layout, 4, outputs)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(torch.cuda.Stream(device)):
+            result = bound(OP)(part, layout, 4, outputs)
+            torch.cuda.current_stream().synchronize()
+            return result
+
+    with ThreadPoolExecutor(8) as pool:
+        parts = list(pool.map(made, words.split(5, dim=1)))
+    assert torch.equal(torch.cat(parts), OP.reference(words, layout, 4, 320 if layout == "awq" else 40))
