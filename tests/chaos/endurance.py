@@ -145,11 +145,18 @@ def soak(minutes: float) -> str:
     last = _mean([rss for at, rss in sizes if at > sizes[-1][0] - _MINUTE_S])
     rise = sum(last.values()) / sum(first.values()) - 1
     each = ", ".join(f"{name} {first.get(name, 0) / 2**20:.0f} to {size / 2**20:.0f}" for name, size in last.items())
-    grown = f"memory from minute 11 to the last {rise:+.2%} (MB: {each})"
+    whole = ", ".join(f"{sum(rss.values()) / 2**20:.0f}" for rss in _each_ten_minutes(sizes))
+    grown = f"memory from minute 11 to the last {rise:+.2%} (MB: {each}; all at the end of each ten minutes: {whole})"
     assert not harmed, f"{harmed}; {grown}"
     assert not held, f"{held}; {grown}"
     assert rise < 0.01, grown
     return f"{len(outcomes)} requests in {minutes:g} min, none harmed, no block left; {grown}"
+
+
+def _each_ten_minutes(sizes: list[tuple[float, dict[str, int]]]) -> list[dict[str, int]]:
+    """The last sample of each: whether memory still grows, or has found its level."""
+    by_end = {at // _STEADY_S: rss for at, rss in sizes}
+    return list(by_end.values())
 
 
 def _mean(samples: list[dict[str, int]]) -> dict[str, float]:
