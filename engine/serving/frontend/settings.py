@@ -11,6 +11,8 @@ import msgspec
 from msgspec import Meta
 
 from engine.config import EngineConfig
+from engine.serving.frontend.taken_values import taken_values
+from engine.types import shown
 
 # Keys that the Python backend itself reads.
 _BACKEND_KEYS = frozenset({"EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS"})
@@ -154,7 +156,20 @@ def _convert(values: dict[str, Any], kind: type[Any]) -> Any:
     try:
         return msgspec.convert(values, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise SettingsError(f"a parameter of config.pbtxt cannot be used: {error}") from None
+        raise SettingsError(_refusal(str(error), values, kind)) from None
+
+
+def _refusal(problem: str, values: dict[str, Any], kind: type[Any]) -> str:
+    """A sentence for what msgspec says of `values`, which ends with the place: "… - at `$.cache.num_blocks`"."""
+    key = problem.rpartition("`$.")[2].rstrip("`")
+    names = key.split(".")
+    taken = taken_values(kind, names)
+    if taken is None:
+        return f"a parameter of config.pbtxt cannot be used: {problem}"
+    given: Any = values
+    for name in names:
+        given = given[name]
+    return f"config.pbtxt: parameter {key!r} cannot be {shown(str(given))!r}: it takes {taken}"
 
 
 def _unknown(key: str, known: set[str]) -> str:

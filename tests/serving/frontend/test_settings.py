@@ -9,6 +9,7 @@ import pytest
 
 from engine.config import RENAMED, EngineConfig, RuntimeConfig
 from engine.serving.frontend.settings import FrontendConfig, SettingsError, keys, parse
+from engine.serving.frontend.taken_values import taken_values
 
 
 @pytest.fixture
@@ -36,14 +37,33 @@ def test_every_engine_setting_can_be_reached(folder: Path) -> None:
         ({}, "no parameter 'model'"),
         ({"model": "../nowhere"}, "there is no checkpoint folder"),
         ({"model": "../../checkpoint", "num_blocks": "3"}, "did you mean 'cache.num_blocks'?"),
-        ({"model": "../../checkpoint", "cache.num_blocks": "many"}, "num_blocks"),
-        ({"model": "../../checkpoint", "stream_interval": "0"}, "stream_interval"),
+        (
+            {"model": "../../checkpoint", "cache.num_blocks": "many"},
+            "parameter 'cache.num_blocks' cannot be 'many': it takes a whole number from 1 to 2,147,483,647",
+        ),
+        ({"model": "../../checkpoint", "stream_interval": "0"}, "it takes a whole number from 1 to 1,024"),
+        ({"model": "../../checkpoint", "runtime.budget_graphs": "on"}, "it takes true, false or auto"),
+        ({"model": "../../checkpoint", "hang_timeout_s": "x" * 500}, f"'{'x' * 77}...': it takes a number above 0"),
+        ({"model": "../../checkpoint", "served_names": "[3]"}, "a parameter of config.pbtxt cannot be used: Expected"),
     ],
 )
 def test_refusals_name_the_parameter(folder: Path, parameters: dict[str, str], sentence: str) -> None:
     with pytest.raises(SettingsError) as caught:
         parse(parameters, folder)
     assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize("config", [EngineConfig, FrontendConfig])
+def test_any_refused_value_is_answered_by_what_is_taken(folder: Path, config: type[msgspec.Struct]) -> None:
+    lists = {"served_names"}
+    for key in keys(config):
+        taken = taken_values(config, key.split("."))
+        assert (taken is None) == (key in lists), key
+        if taken is None or "text" in taken:
+            continue
+        with pytest.raises(SettingsError) as caught:
+            parse({"model": "../../checkpoint", key: "neither"}, folder)
+        assert str(caught.value) == f"config.pbtxt: parameter {key!r} cannot be 'neither': it takes {taken}"
 
 
 def test_what_the_python_backend_reads_is_left_to_it(folder: Path) -> None:
