@@ -97,7 +97,7 @@ def shown(body: bytes, texts: bool) -> Any:
         return f"<{len(body)} bytes>"
     try:
         fields = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return f"<{len(body)} bytes that are no JSON>"
     if not isinstance(fields, dict):
         return _kind(fields)

@@ -36,7 +36,7 @@ def add(app: FastAPI, shim: Shim, health: Callable[[], dict[str, Any]]) -> None:
         data = await json_of(http)
         try:
             fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
-        except msgspec.MsgspecError as error:
+        except ValueError as error:
             raise ApiError(400, f"The request body is not a JSON object: {error}", code="invalid_json") from None
         if "model" not in fields:
             fields["model"] = msgspec.Raw(msgspec.json.encode(shim.router.model_or_only(None).name))

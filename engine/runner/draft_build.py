@@ -281,5 +281,5 @@ def _tokens(file: Path) -> object:
     try:
         said = msgspec.json.decode(files.read(file, MAX_BYTES))
         return said["model"]["vocab"]
-    except (KeyError, TypeError, msgspec.DecodeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{file} cannot be read: {error}") from None

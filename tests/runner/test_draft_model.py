@@ -136,8 +136,9 @@ def test_a_draft_model_that_does_not_fit_is_refused_with_a_sentence(tmp_path: Pa
     (draft / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0}}}))
     (target / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"b": 0}}}))
     refused("another vocabulary")
-    (target / "tokenizer.json").write_text("[")
-    refused("cannot be read")
+    for unreadable in (b"[", b'{"model": "\xff"}'):
+        (target / "tokenizer.json").write_bytes(unreadable)
+        refused("cannot be read")
     assert CONFIG["vocab_size"] == 320
 
 

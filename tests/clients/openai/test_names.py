@@ -62,6 +62,13 @@ def test_other_invocations_are_refused(named: Shim, body: Any, about: str) -> No
     assert about in answer.json()["error"]["message"]
 
 
+def test_an_invocation_that_is_not_utf_8_is_refused(named: Shim) -> None:
+    headers = {"Content-Type": "application/json"}
+    answer = httpx.post(f"{named.url}/invocations", content=b'{"a\xff": 1}', headers=headers, timeout=60)
+    assert answer.status_code == 400
+    assert "not a JSON object" in answer.json()["error"]["message"]
+
+
 def test_ping_and_load(named: Shim) -> None:
     assert httpx.get(f"{named.url}/ping").status_code == 200
     assert httpx.post(f"{named.url}/ping").status_code == 200

@@ -40,7 +40,10 @@ def test_texts_are_their_lengths() -> None:
     }
 
 
-@pytest.mark.parametrize("data", [SECRET.encode(), b'"my name is Ann"', b"[" * 100_000, b"", b" " * (5 << 20)])
+@pytest.mark.parametrize(
+    "data",
+    [SECRET.encode(), b'"my name is Ann"', b"\xff", b'{"a": "\xff"}', b"[" * 100_000, b"", b" " * (5 << 20)],
+)
 def test_what_is_no_request_shows_nothing_either(data: bytes) -> None:
     assert SECRET not in str(shown(data, texts=False))
     assert len(json.dumps(shown(data, texts=True) or "")) < 150_000
