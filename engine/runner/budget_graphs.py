@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 
 from engine.cache.spec import LatentKV, LayerSpec, PagedKV, window_of
 from engine.config import EngineConfig
@@ -17,10 +18,8 @@ def hold_all_tokens(specs: Iterable[LayerSpec]) -> bool:
     return all(isinstance(spec, PagedKV | LatentKV) and window_of(spec) is None for spec in specs)
 
 
-def makes_budget_graphs(
-    config: EngineConfig, build: BuildContext, decoder: Decoder, specs: Iterable[LayerSpec]
-) -> bool:
-    """Whether there are such graphs. specs: of all layers. A small budget has them anyway.
+def makes_budget_graphs(config: EngineConfig, build: BuildContext, decoder: Decoder) -> bool:
+    """Whether there are such graphs. A small budget has them anyway.
 
     "auto" makes them where they were measured to win (docs/experiments/2026-11-28-steps-that-the-host-bounds.md): with
     experts, whose many launches take the host longer than the device, where any chunk has a graph.
@@ -32,7 +31,7 @@ def makes_budget_graphs(
         return False
     fits = budget <= MAX_BUDGET and longest >= BUDGET_QUERY
     if wanted == "auto":
-        wins = config.runtime.graphs and decoder.has_experts and hold_all_tokens(specs)
+        wins = config.runtime.graphs and decoder.has_experts and hold_all_tokens(chain(*decoder.specs))
         return wins and fits and not build.sliced_context
     if build.sliced_context:
         raise ConfigError(

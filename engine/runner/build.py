@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Sequence
-from itertools import chain
 
 import torch
 from msgspec.structs import replace
@@ -79,8 +78,7 @@ def build_runner(
     source = model_source.read(config, model, family, communicator, device)
     build = _build_context(config, source, ops, device, max_model_len, communicator)
     decoder = Decoder(build)
-    budgets = makes_budget_graphs(config, build, decoder, chain(*_specs(decoder, None)))
-    config = replace(config, runtime=replace(config.runtime, budget_graphs=budgets))
+    budgets = makes_budget_graphs(config, build, decoder)
     load = _planned_load(config, source, decoder, build, progress)
     decoder.materialize(device)
     draft = draft_build.prepare(config, build, decoder, source.target)
@@ -92,14 +90,14 @@ def build_runner(
         load()
 
     if device.type == "cuda":
-        runner = _on_gpu(config, build, workspace, decoder, drafter, fill, watch, progress, elsewhere)
+        runner = _on_gpu(config, build, workspace, decoder, drafter, budgets, fill, watch, progress, elsewhere)
     else:
         if env.read().threads is None and decoder.num_bytes <= ONE_THREAD_BYTES:
             torch.set_num_threads(1)
         fill()
         room = free_bytes(device, config.cache, 0)
         pool = _pool(config, config.cache, build, _specs(decoder, drafter), room)
-        runner = _runner(config, build, decoder, drafter, agreed(pool, communicator))
+        runner = _runner(config, build, decoder, drafter, budgets, agreed(pool, communicator))
     # What stands now stands as long as the process: the collector need not walk it again and again.
     gc.collect()
     gc.freeze()
@@ -167,6 +165,7 @@ def _on_gpu(
     workspace: Workspace,
     decoder: Decoder,
     drafter: Decoder | DraftHead | None,
+    budgets: bool,
     fill: Callable[[], None],
     watch: CompileWatch | None,
     progress: Progress | None,
@@ -176,7 +175,7 @@ def _on_gpu(
     step has run, and put a runner over them."""
     few = replace(config.cache, num_blocks=MIN_BLOCKS)
     specs = _specs(decoder, drafter)
-    small = _runner(config, build, decoder, drafter, _pool(config, few, build, specs, 0))
+    small = _runner(config, build, decoder, drafter, budgets, _pool(config, few, build, specs, 0))
     limits = (config.scheduler.max_rows, config.scheduler.token_budget, build.max_model_len)
     steps = warmup_steps(*limits, config.speculation.most, decoder.vocabulary.merges)
     report = progress or (lambda stage, done, total: None)
@@ -194,10 +193,10 @@ def _on_gpu(
     activations = _profile(small, config, build) if config.cache.num_blocks is None else 0
     small.close()
     # Graphs hold a step's memory beside that of steps that are launched.
-    room = free_bytes(build.device, config.cache, activations * (2 if config.runtime.budget_graphs is True else 1))
+    room = free_bytes(build.device, config.cache, activations * (2 if budgets else 1))
     pool = _pool(config, config.cache, build, specs, room)
     capture = CudaCapture(build.device) if config.runtime.graphs else None
-    runner = _runner(config, build, decoder, drafter, agreed(pool, build.communicator), capture, watch)
+    runner = _runner(config, build, decoder, drafter, budgets, agreed(pool, build.communicator), capture, watch)
     report("warm-up", 0, 0)
     if ahead:
         for step in steps:
@@ -220,11 +219,12 @@ def _runner(
     build: BuildContext,
     decoder: Decoder,
     drafter: Decoder | DraftHead | None,
+    budgets: bool,
     pool: PoolSpec,
     capture: Capture | None = None,
     watch: CompileWatch | None = None,
 ) -> DeviceRunner:
-    """A runner over `pool`, whose last layers' caches are the drafter's."""
+    """A runner over `pool`, whose last layers' caches are the drafter's. budgets: as `makes_budget_graphs` has it."""
     limits_of = (build.config.vocab_size, build.max_model_len, build.config.eos_ids)
     info = RunnerInfo(pool, *limits_of, decoder.active, weight_bits=decoder.weight_bits)
     caches = CacheTensors(pool, len(_specs(decoder, drafter)), build.dtype, build.device)
@@ -242,7 +242,7 @@ def _runner(
         config.runtime.trim_last_layer,
         config.speculation.most,
         drafter,
-        config.runtime.budget_graphs is True,
+        budgets,
     )
 
 

@@ -155,8 +155,7 @@ def soak(minutes: float) -> str:
 
 def _each_ten_minutes(sizes: list[tuple[float, dict[str, int]]]) -> list[dict[str, int]]:
     """The last sample of each: whether memory still grows, or has found its level."""
-    by_end = {at // _STEADY_S: rss for at, rss in sizes}
-    return list(by_end.values())
+    return list({at // (10 * _MINUTE_S): rss for at, rss in sizes}.values())
 
 
 def _mean(samples: list[dict[str, int]]) -> dict[str, float]:
