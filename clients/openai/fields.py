@@ -47,8 +47,7 @@ def _removed(model: Strict, prefix: str) -> Iterator[str]:
         for name in list(extra):
             del extra[name]
             yield prefix + name
-    for name in model.model_fields_set:
-        value = getattr(model, name, None)
+    for name, value in vars(model).items():
         if isinstance(value, Strict):
             yield from _removed(value, f"{prefix}{name}.")
         elif isinstance(value, list) and value and isinstance(value[0], Strict):

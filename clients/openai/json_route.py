@@ -14,6 +14,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from starlette.responses import Response
 
+from clients.openai.body_values import check_values
 from clients.openai.errors import ApiError, from_validation
 from clients.openai.trace import trace_of
 
@@ -53,6 +54,7 @@ async def json_of(http: Request) -> bytes:
 
 def checked(model: type[M], data: bytes, http: Request) -> M:
     """The request that `data` holds, its model by its own name. Raises ApiError."""
+    check_values(data)
     try:
         body = model.model_validate_json(data)
     except ValidationError as error:

@@ -157,18 +157,17 @@ def _supervise(config: ShimConfig, log_level: str, folder: str) -> None:
     while not stopping:
         living = [worker.process.sentinel for worker in workers if worker.process.is_alive()]
         connection.wait(living, _RESTART_S if len(living) == len(workers) else _LOOK_S)
-        for worker in workers:
-            if not worker.process.is_alive():
-                worker.listener.close()  # who waits in it is told so, and asks another
+        ended = [place for place, worker in enumerate(workers) if not worker.process.is_alive()]
+        for place in ended:
+            workers[place].listener.close()  # who waits in it is told so, and asks another
         if not any(_listens(worker) for worker in workers):
             for worker in workers:
                 if worker.process.is_alive():
                     worker.listener.listen(_BACKLOG)
-        for place, worker in enumerate(workers):
-            if not worker.process.is_alive() and not stopping and time.monotonic() > worker.started + _RESTART_S:
-                log.error(
-                    "worker %s ended with status %s; starting another", worker.process.pid, worker.process.exitcode
-                )
+        for place in ended:
+            process = workers[place].process
+            if not stopping and time.monotonic() > workers[place].started + _RESTART_S:
+                log.error("worker %s ended with status %s; starting another", process.pid, process.exitcode)
                 # While others listen it does not until it is ready: connections would wait for it in vain.
                 others = any(_listens(worker) for worker in workers)
                 workers[place] = start(_bind(config, shared=True) if others else _listen(config))

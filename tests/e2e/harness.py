@@ -45,6 +45,7 @@ class Server:
         )
         with log.open("w") as file:
             self.process = launcher.start(options, stdout=file, stderr=subprocess.STDOUT)
+        self._started = start_time(self.process.pid)
 
     def wait_ready(self, timeout_s: float = WAIT_S) -> Server:
         deadline = time.monotonic() + timeout_s
@@ -123,7 +124,7 @@ class Server:
 
     def run_folder(self) -> Path:
         """The folder with one folder for each model of this server."""
-        return next(env.read().run_dir.glob(f"{self.process.pid}-*"), Path("/nonexistent"))
+        return env.read().run_dir / f"{self.process.pid}-{self._started}"
 
 
 class Call:

@@ -425,7 +425,7 @@ def test_settings_that_cannot_be_honoured_are_refused_with_a_sentence(tmp_path: 
         ({"speculation.method": "medusa"}, "it is none, ngram, suffix, draft, eagle3"),
         ({"speculation.tokens": "3"}, "speculation.method is none"),
         ({"speculation.method": "ngram", "speculation.tokens": "some"}, "tokens"),
-        ({"speculation.method": "ngram", "speculation.tokens": "17"}, "<= 16"),
+        ({"speculation.method": "ngram", "speculation.tokens": "17"}, "a whole number from 1 to 16 or auto"),
         ({"speculation.method": "draft"}, "needs speculation.model"),
         ({"speculation.method": "eagle3"}, "needs speculation.model"),
         ({"speculation.method": "ngram", "speculation.model": "."}, "is for the methods draft and eagle3"),

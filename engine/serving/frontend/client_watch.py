@@ -16,6 +16,7 @@ logger = logging.getLogger("nereid.frontend")
 _WATCH_S = 0.02
 _LATE_S = 0.3  # the engine ends a request that is past its time, unless it hangs, restarts or has not got it yet
 _ASK_SHARE = 10  # of the time, at most one part in so many goes into asking
+_MAX_PAUSE_S = 1.0  # all the same, for what took long may have been a server that stood still
 
 
 class ClientWatch:
@@ -67,7 +68,7 @@ class ClientWatch:
                 self._end(stream, sentence, ErrorCode.CANCELLED, FinishReason.CANCELLED)
                 self._verbose(f"[vllm] Successfully cancelled the request {stream.request_id}")
             asked = now()
-            pause = max(_WATCH_S, _ASK_SHARE * (asked - began))
+            pause = min(max(_WATCH_S, _ASK_SHARE * (asked - began)), _MAX_PAUSE_S)
 
     def _end(self, stream: Stream, sentence: str, code: ErrorCode, reason: FinishReason) -> None:
         self._table.abort([stream])

@@ -74,7 +74,7 @@ def test_add_writes_tensorrt_llms_names_over_the_one_llm(checkpoint: Path, tmp_p
         (["--served-name", "a", "--set", 'served_names=["b"]'], "served_names is given twice"),
         (["--no-tokenizer"], "give --no-ensemble too"),
         (["--no-tokenizer", "--no-ensemble", "--tensorrt-llm-names"], "leave --no-tokenizer out"),
-        (["--set", "cache.num_blocks=99999999999999999999"], "Expected `int` <= 2147483647"),
+        (["--set", "cache.num_blocks=99999999999999999999"], "it takes a whole number from 1 to 2,147,483,647"),
     ],
 )
 def test_add_refuses_with_a_sentence_and_writes_nothing(
