@@ -124,6 +124,7 @@ class TritonPythonModel:
             self._metrics,
             self._spans,
             pb.Logger.log_verbose,
+            self._folder.must_end_streams,
         )
 
     def _await_engine(self, shared: str | None) -> None:

@@ -10,14 +10,17 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from tritonclient.grpc import InferenceServerClient
+from tritonclient.utils import InferenceServerException
 
 from engine.serving.launch import guard, serve_loop
 from engine.serving.link.process_watch import start_time
 from tests.e2e.harness import Call, free_ports, listens, tokens_of, wait_until
 
 EXIT_TIMEOUT_S = 2
+UNLOADING_EXIT_TIMEOUT_S = 12  # half of it is for unloading
 LONG_EXIT_TIMEOUT_S = 60  # in which a busy machine makes all of a stream
 FIELDS = {"max_tokens": 200, "temperature": 0.0, "ignore_eos": True}
 
@@ -100,9 +103,36 @@ def test_an_idle_stream_does_not_hold_the_server_after_sigterm(serve: Serve) -> 
         assert client.is_server_live()
         for pid in (serve.process.pid, *serve.started):
             os.kill(pid, signal.SIGTERM)
-        serve.process.wait(EXIT_TIMEOUT_S + 30)  # by the log after the exit timeout and 2 s; the machine may be busy
+        status = serve.process.wait(
+            EXIT_TIMEOUT_S + 30
+        )  # by the log after the exit timeout and 2 s; the machine may be busy
         serve.wait_gone(10)
+    assert status == 0
     assert f"the server has not ended {EXIT_TIMEOUT_S + 2} s after it was told to" in serve.log.read_text()
+
+
+def test_an_idle_connection_holds_the_server_until_the_exit_timeout_and_no_longer(serve: Serve) -> None:
+    with httpx.Client(base_url=f"http://127.0.0.1:{serve.ports[0]}") as client:
+        assert client.get("/v2/health/ready").status_code == 200
+        serve.process.terminate()
+        assert serve.process.wait(EXIT_TIMEOUT_S + 30) == 0
+    serve.wait_gone(10)
+    assert "warning: clients held connections open until the exit timeout" in serve.log.read_text()
+
+
+@pytest.mark.parametrize("serve", [UNLOADING_EXIT_TIMEOUT_S], indirect=True, ids=[""])
+def test_streams_that_do_not_end_in_time_are_told_so_before_the_server_ends_well(serve: Serve) -> None:
+    """tritonserver 2.51 crashes at its exit timeout when streams are open."""
+    call = Call(serve, text_input="A server", stream=True, sampling_parameters=json.dumps(FIELDS))  # type: ignore[arg-type]
+    call.next()
+    (engine,) = (pid for pid in serve.started if "engine.serving.host" in _command(pid))
+    os.kill(engine, signal.SIGSTOP)
+    serve.process.terminate()
+    with pytest.raises(InferenceServerException, match="its exit timeout is nearly over"):
+        call.all()
+    os.kill(engine, signal.SIGCONT)
+    assert serve.process.wait(UNLOADING_EXIT_TIMEOUT_S + 30) == 0
+    serve.wait_gone(10)
 
 
 def test_regions_of_killed_instances_and_of_a_killed_server_are_removed(serve: Serve) -> None:

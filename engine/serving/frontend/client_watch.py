@@ -1,4 +1,5 @@
-"""Ends streams whose clients have gone, which only Triton knows, and those that are past their time."""
+"""Ends streams whose clients have gone, which only Triton knows, those that are past their time, and all of a server
+that is about to exit."""
 
 from __future__ import annotations
 
@@ -16,18 +17,24 @@ logger = logging.getLogger("nereid.frontend")
 _WATCH_S = 0.02
 _LATE_S = 0.3  # the engine ends a request that is past its time, unless it hangs, restarts or has not got it yet
 _ASK_SHARE = 10  # of the time, at most one part in so many goes into asking
+_END_S = 0.25  # between looks whether the server is about to exit
 _MAX_PAUSE_S = 1.0  # all the same, for what took long may have been a server that stood still
+_EXITS = "the server was told to stop and its exit timeout is nearly over"
 
 
 class ClientWatch:
     """One thread, which rests while the table is empty. It has no lock.
 
-    verbose: writes to the server's verbose log, in vllm_backend's words, which people look for there."""
+    verbose: writes to the server's verbose log, in vllm_backend's words, which people look for there. must_end: whether
+    the server's exit timeout is nearly over."""
 
-    def __init__(self, table: StreamTable, sender: Sender, verbose: Callable[[str], None]) -> None:
+    def __init__(
+        self, table: StreamTable, sender: Sender, verbose: Callable[[str], None], must_end: Callable[[], bool]
+    ) -> None:
         self._table = table
         self._sender = sender
         self._verbose = verbose
+        self._must_end = must_end
         self._closing = threading.Event()
         self._busy = threading.Event()
         self._thread = threading.Thread(target=self._run, name="nereid-watch", daemon=True)
@@ -46,7 +53,7 @@ class ClientWatch:
         self._busy.set()
 
     def _run(self) -> None:
-        asked, pause = now(), _WATCH_S
+        asked, pause, looked = now(), _WATCH_S, 0.0
         while not self._closing.wait(_WATCH_S):
             if not self._table:
                 self._busy.clear()
@@ -60,6 +67,12 @@ class ClientWatch:
                 done = f"{len(stream.received)} tokens generated"
                 sentence = f"the request ran past its timeout of {stream.timeout_s:g} s with {done}"
                 self._end(stream, sentence, ErrorCode.UNAVAILABLE, FinishReason.ERROR)
+            if began - looked > _END_S:
+                looked = began
+                if self._must_end():
+                    for stream in streams:
+                        self._end(stream, _EXITS, ErrorCode.UNAVAILABLE, FinishReason.ERROR)
+                    continue
             if began - asked < pause:
                 continue
             for stream in [s for s in streams if is_cancelled(s)]:

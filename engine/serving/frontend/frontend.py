@@ -55,6 +55,7 @@ class Frontend:
         metrics: Metrics,
         spans: EngineSpans | None = None,
         verbose: Callable[[str], None] = logger.debug,
+        must_end: Callable[[], bool] = lambda: False,
     ) -> None:
         self._name = served.name
         self._config = config
@@ -63,7 +64,7 @@ class Frontend:
         self._metrics = metrics
         self._resets = Resets(lambda sender: responses.send_description(sender, {"prefix_cache": "empty"}))
         self._sender = Sender(table, responses, metrics, spans, config.senders)
-        self._watch = ClientWatch(table, self._sender, verbose)
+        self._watch = ClientWatch(table, self._sender, verbose, must_end)
         self._intake = Intake(
             served,
             config,

@@ -8,6 +8,7 @@ has been told to stop, the end of the input that `nereid serve` has died. It end
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import select
@@ -18,13 +19,17 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from engine import env
 from engine.plain import plain
 from engine.serving.link.process_watch import STUB, ProcessWatch, parent, start_time
+from engine.serving.link.run_folder import end_streams
 
 SHARED_MEMORY = Path("/dev/shm")
 _REGION = re.compile(r"/dev/shm/(triton_python_backend_shm_region_[\w-]+)")
 _LOOK_S = 1.0
-_GRACE_S = 2.0  # beyond the exit timeout, in which the server unloads its models
+_GRACE_S = 2.0  # beyond the exit timeout
+# Before its end, in which the server unloads its models: tritonserver 2.51 crashes when streams are open at the end.
+_UNLOAD_S = 6.0
 _LEAVE_S = 2.0  # what the server started ends with it by itself
 
 
@@ -47,24 +52,40 @@ def tell(guard: subprocess.Popen[bytes]) -> None:
 
 
 class Guard:
-    """Watches one server. orders: the descriptor that says when to stop; say: where sentences go."""
+    """Watches one server. orders: the descriptor that says when to stop; say: where sentences go; end_streams: has the
+    server's frontends end what streams they have."""
 
-    def __init__(self, server: ProcessWatch, exit_timeout_s: float, orders: int, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        server: ProcessWatch,
+        exit_timeout_s: float,
+        orders: int,
+        say: Callable[[str], None],
+        end_streams: Callable[[], None],
+    ) -> None:
         self._server = server
+        self._streams_s = exit_timeout_s - min(_UNLOAD_S, exit_timeout_s / 2)
         self._limit_s = exit_timeout_s + _GRACE_S
         self._orders = orders
         self._say = say
+        self._end_streams = end_streams
         self._stopped: float | None = None
         self._started: dict[int, str] = {}
         self._regions: set[str] = set()
 
     def run(self) -> None:
         """Until the server and all that it started have ended."""
-        killed = False
+        ended = killed = False
         while not self._server.dead():
             self._look()
             self._wait()
-            if self._stopped is not None and not killed and time.monotonic() > self._stopped + self._limit_s:
+            if self._stopped is None:
+                continue
+            passed_s = time.monotonic() - self._stopped
+            if not ended and passed_s > self._streams_s:
+                ended = True
+                self._end_streams()
+            if not killed and passed_s > self._limit_s:
                 killed = True
                 self._say(
                     f"the server has not ended {self._limit_s:g} s after it was told to, as when a client holds a "
@@ -166,7 +187,8 @@ def main() -> None:
         with contextlib.suppress(OSError):  # the terminal may have gone with `nereid serve`
             print(plain(sentence), file=sys.stderr, flush=True)
 
-    Guard(ProcessWatch(server_pid), exit_timeout_s, sys.stdin.fileno(), say).run()
+    stop_streams = functools.partial(end_streams, env.read().run_dir, server_pid)
+    Guard(ProcessWatch(server_pid), exit_timeout_s, sys.stdin.fileno(), say, stop_streams).run()
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ def serve(options: launcher.Options, console: Console) -> int:
             Repository(options.http_port, options.own_address),
             functools.partial(console.print, markup=False, highlight=False),
         )
-        _pass_signals(process, guardian, replacement)
+        told = _pass_signals(process, guardian, replacement)
         log = _Log(process, console)
         if not options.models:
             _name_waiting(options.repository, console)
@@ -88,12 +88,22 @@ def serve(options: launcher.Options, console: Console) -> int:
         replacement.close()
         guardian.wait()
         log.join()
+        if told.is_set() and status in _HELD and log.timed_out(status):
+            console.print(f"[yellow]warning:[/] {_HELD[status]}", highlight=False, soft_wrap=True)
+            return 0
         if status != 0:
             log.explain(console, status)
         return status
     finally:
         bars.close()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+# How tritonserver ends at its exit timeout, and the guard after it: connections without a request hold it until then.
+_HELD = {
+    1: "clients held connections open until the exit timeout, so models were not unloaded",
+    -signal.SIGKILL: "clients held connections open beyond the exit timeout, so the server was killed",
+}
 
 
 def _name_waiting(repository: Path, console: Console) -> None:
@@ -180,6 +190,10 @@ class _Log:
     def join(self) -> None:
         self._thread.join(timeout=5)
 
+    def timed_out(self, status: int) -> bool:
+        """Whether the server ended with `status` because its exit timeout had passed."""
+        return status == -signal.SIGKILL or any("Exit timeout expired" in line for line in self._lines.copy())
+
     def explain(self, console: Console, status: int) -> None:
         """Repeat why models did not load, as sentences, and what signal ended the server, if one did."""
         sentences = load_failures(self._lines.copy())
@@ -225,8 +239,14 @@ def _reason(match: re.Match[str]) -> str:
     return match["reason"].rpartition("TritonModelException: ")[2].partition("\\n\\nAt:")[0].strip()
 
 
-def _pass_signals(process: subprocess.Popen[str], guardian: subprocess.Popen[bytes], replacement: Replacement) -> None:
+def _pass_signals(
+    process: subprocess.Popen[str], guardian: subprocess.Popen[bytes], replacement: Replacement
+) -> threading.Event:
+    """Gives what is set when the server has been told to stop."""
+    told = threading.Event()
+
     def forward(number: int, frame: FrameType | None) -> None:
+        told.set()
         replacement.close()
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
@@ -234,6 +254,7 @@ def _pass_signals(process: subprocess.Popen[str], guardian: subprocess.Popen[byt
 
     signal.signal(signal.SIGINT, forward)
     signal.signal(signal.SIGTERM, forward)
+    return told
 
 
 def greet(options: launcher.Options, console: Console) -> None:

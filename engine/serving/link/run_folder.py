@@ -51,7 +51,7 @@ class RunFolder:
     def __init__(self, root: Path, server_pid: int, key: str) -> None:
         self._root = root
         self.server_pid = server_pid
-        self.server_folder = root / f"{server_pid}-{start_time(server_pid)}"
+        self.server_folder = _server_folder(root, server_pid)
         self.path = self.server_folder / key
         self._seen: EngineState | None = None
         self._served = False
@@ -94,8 +94,12 @@ class RunFolder:
             yield last
             if last:
                 shutil.rmtree(self.path, ignore_errors=True)
-                with contextlib.suppress(OSError):  # another model of this server is still there
-                    self.server_folder.rmdir()
+                self._remove_server_folder()
+
+    def _remove_server_folder(self) -> None:
+        with contextlib.suppress(OSError):
+            if [entry.name for entry in self.server_folder.iterdir()] in ([], ["end"]):  # else other models are there
+                shutil.rmtree(self.server_folder, ignore_errors=True)
 
     def remove_all(self) -> None:
         """Remove the folders of every model of this server, which is dead."""
@@ -109,6 +113,10 @@ class RunFolder:
             (self.path / f"left-{os.getpid()}").unlink(missing_ok=True)
             if self._served:
                 (self.path / "served").touch()
+
+    def must_end_streams(self) -> bool:
+        """Whether the server's exit timeout is nearly over (`end_streams`)."""
+        return (self.server_folder / "end").exists()
 
     def tell_served(self) -> None:
         """An engine of this model takes requests, or has: frontends that come later may hear of it. Raises OSError."""
@@ -233,6 +241,17 @@ class RunFolder:
         staged.unlink(missing_ok=True)
         os.symlink(msgspec.json.encode(state), os.fsencode(staged))
         staged.replace(self.path / "state")
+
+
+def end_streams(root: Path, server_pid: int) -> None:
+    """Have every frontend of a server that is about to exit end its streams. Does nothing where the server has none, or
+    the folder cannot be written."""
+    with contextlib.suppress(OSError):
+        (_server_folder(root, server_pid) / "end").touch()
+
+
+def _server_folder(root: Path, server_pid: int) -> Path:
+    return root / f"{server_pid}-{start_time(server_pid)}"
 
 
 def without_groups(config: Mapping[str, Any]) -> dict[str, Any]:

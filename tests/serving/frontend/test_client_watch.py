@@ -6,6 +6,8 @@ import threading
 import time
 from typing import Any, cast
 
+import pytest
+
 from engine.serving.frontend import client_watch
 from engine.serving.frontend.client_watch import ClientWatch
 from engine.serving.frontend.request_tensors import LlmRequest, Wanted
@@ -60,23 +62,58 @@ class Client:
         return self.gone
 
 
-def test_a_client_that_goes_after_a_stall_is_noticed_soon(tokenizer: Tokenizer, monkeypatch: Any) -> None:
-    """A server that stood still for 50 s did not ask for 500 s more."""
-    clock, ignored = Clock(), Ignored()
-    monkeypatch.setattr(client_watch, "now", clock)
-    client = Client(clock, stall_s=50.0)
+@pytest.fixture
+def ignored() -> Ignored:
+    return Ignored()
+
+
+@pytest.fixture
+def table(ignored: Ignored) -> StreamTable:
+    return StreamTable("m", cast(Link, ignored), EngineView(), max_held=2)
+
+
+def stream_of(client: Client, tokenizer: Tokenizer) -> Stream:
     request = LlmRequest(b"x", None, True, False, SamplingParams(), Wanted(text=True), None)
     stream = Stream("a", 1, cast(Any, client), request, 0, 3600.0, tokenizer, now())
     stream.tokenize(0)
-    table = StreamTable("m", cast(Link, ignored), EngineView(), max_held=2)
-    watch = ClientWatch(table, cast(Sender, ignored), verbose=lambda line: None)
+    return stream
+
+
+def test_a_client_that_goes_after_a_stall_is_noticed_soon(
+    table: StreamTable, ignored: Ignored, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that stood still for 50 s did not ask for 500 s more."""
+    clock = Clock()
+    monkeypatch.setattr(client_watch, "now", clock)
+    client = Client(clock, stall_s=50.0)
+    watch = ClientWatch(table, cast(Sender, ignored), verbose=lambda line: None, must_end=lambda: False)
     watch.start()
     try:
-        table.add([stream])
+        table.add([stream_of(client, tokenizer)])
         watch.wake()
         assert client.asked.wait(10)
         client.gone = True
         assert ignored.some.wait(10), "nobody asked again"
         assert ignored.ended == [("a", FinishReason.CANCELLED)]
+    finally:
+        watch.close()
+
+
+def test_streams_end_when_the_server_is_about_to_exit(
+    table: StreamTable, ignored: Ignored, tokenizer: Tokenizer
+) -> None:
+    exits = threading.Event()
+    client = Client(Clock(), stall_s=0.0)
+    watch = ClientWatch(table, cast(Sender, ignored), verbose=lambda line: None, must_end=exits.is_set)
+    watch.start()
+    try:
+        table.add([stream_of(client, tokenizer)])
+        watch.wake()
+        assert client.asked.wait(10)
+        assert ignored.ended == []
+        exits.set()
+        assert ignored.some.wait(10)
+        assert ignored.ended == [("a", FinishReason.ERROR)]
+        assert table.all() == []
     finally:
         watch.close()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
+import time
 import uuid
 from collections.abc import Iterator
 
@@ -49,8 +51,27 @@ def test_stubs_that_were_started_since_the_last_look_end_too(made: list[Stub], m
     made += [Stub(server.pid), Stub(server.pid, shell=True), Stub(os.getpid())]
     orders, _ = os.pipe()
     said: list[str] = []
-    guard.Guard(watch, 1.0, orders, said.append).run()
+    guard.Guard(watch, 1.0, orders, said.append, lambda: None).run()
     mine, shell, others = (stub.left() for stub in made)
     assert (mine, shell) == ((False, False), (False, False))
     assert others == (True, True)
     assert len(said) == 2
+
+
+def test_streams_are_ended_while_there_is_time_to_unload_and_the_server_killed_after_it() -> None:
+    server = subprocess.Popen(["/bin/sleep", "60"])
+    watch = ProcessWatch(server.pid)
+    orders, told = os.pipe()
+    os.write(told, b".")
+    steps: list[tuple[str, float]] = []
+    began = time.monotonic()
+
+    def note(step: str) -> None:
+        steps.append((step, time.monotonic() - began))
+
+    threading.Thread(target=server.wait).start()  # else it stays as a zombie
+    guard.Guard(watch, 1.0, orders, note, lambda: note("streams end")).run()
+    (first, early), (second, late) = steps
+    assert first == "streams end"
+    assert "it is killed" in second
+    assert 0.5 <= early < late

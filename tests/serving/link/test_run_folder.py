@@ -11,7 +11,7 @@ import pytest
 
 from engine import env
 from engine.config import EngineConfig
-from engine.serving.link.run_folder import EngineState, RunFolder, RunFolderError, model_key
+from engine.serving.link.run_folder import EngineState, RunFolder, RunFolderError, end_streams, model_key
 
 REMEDY = "set NEREID_RUN_DIR to a short path of a folder of your own"
 
@@ -140,3 +140,22 @@ def test_the_last_instance_of_a_model_knows_that_it_is_the_last(
         for instance in instances:
             instance.kill()
             instance.wait()
+
+
+def test_a_server_that_must_end_its_streams_leaves_no_folder(tmp_path: Path) -> None:
+    first, second = (RunFolder(tmp_path, os.getpid(), key) for key in ("a", "b"))
+    first.enter()
+    second.enter()
+    assert not first.must_end_streams()
+    end_streams(tmp_path, os.getpid())
+    assert first.must_end_streams()
+    assert second.must_end_streams()
+    for folder in (first, second):
+        with folder.leave() as last:
+            assert last
+    assert [entry.name for entry in tmp_path.iterdir()] == ["lock"]
+
+
+def test_a_server_without_a_folder_has_no_streams_to_end(tmp_path: Path) -> None:
+    end_streams(tmp_path, os.getpid())
+    assert list(tmp_path.iterdir()) == []
