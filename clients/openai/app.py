@@ -24,6 +24,7 @@ from clients.openai.completions import complete
 from clients.openai.config import ShimConfig
 from clients.openai.encode import error_response, json_response
 from clients.openai.errors import ApiError, BackendError, from_validation
+from clients.openai.field_names import prompt_field, renamed
 from clients.openai.fields import HEADER, UnknownFields
 from clients.openai.gate import Gate
 from clients.openai.json_route import JsonRoute
@@ -49,15 +50,6 @@ if TYPE_CHECKING:
     from clients.openai.spans import ShimSpans
 
 log = logging.getLogger("nereid.openai")
-
-_PROMPT_FIELDS = {
-    "/v1/chat/completions": "messages",
-    "/v1/messages": "messages",
-    "/v1/responses": "input",
-    "/v1/responses/input_tokens": "input",
-    "/v1/messages/count_tokens": "messages",
-    "/detokenize": "tokens",
-}
 
 
 def create_app(config: ShimConfig, shared: str | None = None) -> ASGIApp:
@@ -130,11 +122,12 @@ def _request_log(config: ShimConfig) -> RequestLog | None:
 def _errors(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
     async def api(http: Request, error: ApiError) -> Response:
-        return error_response(error, http.scope)
+        return error_response(renamed(error, http.url.path), http.scope)
 
     @app.exception_handler(BackendError)
     async def backend(http: Request, error: BackendError) -> Response:
-        return error_response(error.to_api(_PROMPT_FIELDS.get(http.url.path, "prompt")), http.scope)
+        path = http.url.path
+        return error_response(renamed(error.to_api(prompt_field(path)), path), http.scope)
 
     @app.exception_handler(RequestValidationError)
     async def validation(http: Request, error: RequestValidationError) -> Response:
@@ -143,7 +136,8 @@ def _errors(app: FastAPI) -> None:
     @app.exception_handler(ValidationError)
     async def translated(http: Request, error: ValidationError) -> Response:
         """A request of another API that chat does not take."""
-        return error_response(from_validation(error.errors(include_url=False)), http.scope)
+        found = from_validation(error.errors(include_url=False))
+        return error_response(renamed(found, http.url.path), http.scope)
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:

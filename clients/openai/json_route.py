@@ -46,6 +46,9 @@ async def json_of(http: Request) -> bytes:
     data = await http.body()
     if not data:
         raise ApiError(400, "The request body is missing; send a JSON object.", code="invalid_json")
+    encoding = http.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise ApiError(415, f"The request body is encoded ({encoding}): send it as it is, without Content-Encoding.")
     kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         raise ApiError(400, f"The request body must be JSON sent as application/json, not as {kind or 'nothing'}.")
@@ -62,7 +65,7 @@ def checked(model: type[M], data: bytes, http: Request) -> M:
             raise ApiError(400, f"The request body holds {error.error_count()} mistakes; see /docs.") from None
         raise from_validation(error.errors(include_url=False)) from None
     state = http.app.state
-    trace_of(http).ignored_fields = state.unknown_fields.take_out(body)
+    trace_of(http).ignored_fields = state.unknown_fields.take_out(body, http.query_params)
     name = getattr(body, "model", None)
     if isinstance(name, str):
         body.model = state.named(name)  # type: ignore[attr-defined]

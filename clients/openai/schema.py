@@ -261,13 +261,13 @@ class TextPart(Strict):
     def _refuse(self) -> TextPart:
         if self.type not in ("text", "refusal"):
             raise unsupported_in("messages", f"a content part of type {self.type!r}; the models served here read text.")
-        if (self.text if self.type == "text" else self.refusal) is None:
-            raise invalid("messages", f"a content part of type {self.type!r} needs the field {self.type!r}.")
+        if [name for name, value in vars(self).items() if value is not None and name != "type"] != [self.type]:
+            raise invalid("messages", f"a content part of type {self.type!r} needs the field {self.type!r} alone.")
         return self
 
     @property
     def words(self) -> str:
-        return (self.text if self.type == "text" else self.refusal) or ""
+        return self.text or self.refusal or ""
 
 
 class FunctionCall(Strict):

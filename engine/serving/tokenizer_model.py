@@ -14,6 +14,13 @@ from engine.serving.frontend.text_model import TextModel
 from engine.serving.link import protocol
 from engine.types import RequestError
 
+# What each further tensor says something of, and its values that ask for nothing.
+_FOR: dict[str, tuple[str, tuple[Any, ...]]] = {
+    protocol.ADD_SPECIAL_TOKENS: (protocol.TEXT_INPUT, (True,)),
+    protocol.TEMPLATE_PARAMETERS: (protocol.MESSAGES, (b"", b"{}", "", "{}")),
+    protocol.SKIP_SPECIAL_TOKENS: (protocol.TOKEN_IDS, (True,)),
+}
+
 
 class TritonPythonModel(TextModel):
     """Takes one of a text, chat messages and token ids."""
@@ -42,6 +49,9 @@ class TritonPythonModel(TextModel):
         ids = request_tensors.token_ids(tensors, protocol.TOKEN_IDS)
         if (text is None) + (messages is None) + (ids is None) != 2:
             raise RequestError("send exactly one of text_input, messages and token_ids")
+        for name, (source, neutral) in _FOR.items():
+            if source not in tensors and name in tensors and any(value not in neutral for value in tensors[name].flat):
+                raise RequestError(f"{name} goes with {source}, which is not there: leave {name} out")
         if text is not None:
             special = tensors.get(protocol.ADD_SPECIAL_TOKENS)
             return self._tokenizer.encode(text, add_special_tokens=special is None or bool(special.flat[0])), None

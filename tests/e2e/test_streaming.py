@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tritonclient.grpc import InferenceServerClient
+from tritonclient.utils import InferenceServerException
 
 from engine.serving.link import protocol
 from tests.e2e.harness import Call, Server, infer_input, text_of, tokens_of
@@ -180,6 +181,21 @@ def test_tokenizer_renders_chats_and_decodes(server: Server) -> None:
     assert rendered["text_output"] == ["<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"]
     (decoded,) = Call(server, "tokenizer", token_ids=rendered["input_ids"], skip_special_tokens=False).all()
     assert decoded["text_output"] == rendered["text_output"]
+
+
+@pytest.mark.parametrize(
+    ("further", "source"),
+    [
+        ({"template_parameters": '{"enable_thinking": false}'}, "messages"),
+        ({"skip_special_tokens": False}, "token_ids"),
+    ],
+)
+def test_what_says_nothing_of_a_text_is_refused_with_one(server: Server, further: dict[str, Any], source: str) -> None:
+    (name,) = further
+    with pytest.raises(InferenceServerException, match=f"{name} goes with {source}, which is not there"):
+        Call(server, "tokenizer", text_input="Hi", **further).all()
+    neutral = {"template_parameters": "{}", "skip_special_tokens": True, "add_special_tokens": True}
+    assert Call(server, "tokenizer", text_input="Hi", **neutral).all()[0]["input_ids"]
 
 
 def test_frontends_import_no_torch(server: Server) -> None:

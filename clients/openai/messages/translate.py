@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from clients.openai.errors import invalid, unsupported
 from clients.openai.messages.schema import (
     Conversation,
     MessagesRequest,
@@ -78,6 +79,11 @@ def _choice(choice: ToolChoice) -> Any:
 def _format(form: Any) -> Any:
     """{"type": "json_schema", "schema": {...}} with the name that chat's form has."""
     if isinstance(form, dict) and form.get("type") == "json_schema":
+        unknown = set(form) - {"type", "schema"}
+        if unknown:
+            raise unsupported(f"output_config.format.{min(unknown)}", "`type` and `schema` are what this server knows.")
+        if not isinstance(form.get("schema"), dict):
+            raise invalid("output_config.format.schema", "a JSON schema, as an object, must stand here.")
         return {"type": "json_schema", "json_schema": {"name": "answer", "schema": form.get("schema"), "strict": True}}
     return form
 

@@ -29,6 +29,8 @@ class Part(Strict):
             raise unsupported_in("input", f"a content part of type {self.type!r}; the models served here read text.")
         if self.words is None:
             raise invalid("input", f"a content part of type {self.type!r} needs its text.")
+        if self.text is not None and self.refusal is not None:
+            raise invalid("input", f"a content part of type {self.type!r} holds both text and refusal.")
         return self
 
     @property
@@ -53,6 +55,12 @@ class CallItem(Strict):
     id: str | None = None
     status: str | None = None
     namespace: str | None = None
+
+    @model_validator(mode="after")
+    def _refuse(self) -> CallItem:
+        if self.namespace:
+            raise unsupported_in("input", "a function call with a namespace: functions stand in none here.")
+        return self
 
 
 class CallOutputItem(Strict):

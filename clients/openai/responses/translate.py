@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from clients.openai.errors import invalid
 from clients.openai.responses.schema import (
     CallItem,
     CallOutputItem,
@@ -97,6 +98,9 @@ def _tools(request: ResponsesRequest) -> dict[str, Any]:
     choice: Any = request.tool_choice
     tools = list(request.tools or ())
     if isinstance(choice, ChosenTool) and choice.type == "allowed_tools":
+        unknown = choice.allowed - {str(tool.name) for tool in tools}
+        if unknown:
+            raise invalid("tool_choice", f"allows {min(unknown)!r}, which is none of `tools`.")
         tools = [tool for tool in tools if tool.name in choice.allowed]
         choice = choice.mode or "auto"
     elif isinstance(choice, ChosenTool):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import logging
 import resource
 from collections.abc import Callable
@@ -128,6 +129,23 @@ def test_broken_bodies_are_400_in_the_error_shape(content: bytes, says: str) -> 
     assert says in error_of(response)["message"]
 
 
+def test_a_body_that_is_encoded_is_refused_by_that_name() -> None:
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    response = asker()("POST", "/v1/completions", content=gzip.compress(b"{}"), headers=headers)
+    assert response.status_code == 415
+    assert "(gzip)" in error_of(response)["message"]
+    headers["Content-Encoding"] = "identity"
+    assert asker()("POST", "/v1/completions", json=BODY, headers=headers).status_code == 503  # no tritonserver
+
+
+def test_parameters_of_the_target_are_unknown_fields() -> None:
+    response = asker()("POST", "/v1/completions?beta=true&stream=1", json=BODY)
+    assert response.headers["x-ignored-fields"] == "?stream"
+    refused = asker(strict_fields=True)("POST", "/v1/completions?stream=1", json=BODY)
+    assert refused.status_code == 400
+    assert error_of(refused)["param"] == "?stream"
+
+
 def test_unknown_paths_and_methods_have_the_error_shape() -> None:
     ask = asker()
     assert ask("HEAD", "/version").status_code == 200  # as GET; load balancers ask so
@@ -230,9 +248,9 @@ def test_names_that_nothing_here_has_come_back_cut() -> None:
     ("path", "fields", "about"),
     [
         ("responses", {"input": "x", "text": {"format": {"type": "json_schema", "name": "n" * 65}}}, "name"),
-        ("messages", {"max_tokens": 1, "output_config": {"effort": {"a": []}}}, "reasoning_effort"),
-        ("messages", {"max_tokens": 1, "output_config": {"format": []}}, "response_format"),
-        ("messages/count_tokens", {"output_config": {"format": 5}}, "response_format"),
+        ("messages", {"max_tokens": 1, "output_config": {"effort": {"a": []}}}, "output_config.effort"),
+        ("messages", {"max_tokens": 1, "output_config": {"format": []}}, "output_config.format"),
+        ("messages/count_tokens", {"output_config": {"format": 5}}, "output_config.format"),
     ],
 )
 def test_what_another_api_takes_and_chat_does_not_is_a_400(path: str, fields: dict[str, Any], about: str) -> None:

@@ -253,6 +253,18 @@ REFUSED = [
         "invalid_request_error",
         "budget_tokens",
     ),
+    (
+        {"output_config": {"format": {"type": "json_schema", "schema": {}, "zzz": 1}}},
+        anthropic.BadRequestError,
+        "invalid_request_error",
+        "output_config.format.zzz",
+    ),
+    (
+        {"output_config": {"format": {"type": "json_schema"}}},
+        anthropic.BadRequestError,
+        "invalid_request_error",
+        "a JSON schema, as an object",
+    ),
     ({"container": "c"}, anthropic.BadRequestError, "invalid_request_error", "container"),
 ]
 

@@ -209,6 +209,7 @@ def test_strict_functions_are_taken(client: OpenAI) -> None:
     assert ask(client, "say h", tools=[{**WEATHER, "strict": True}]).output_text == HELLO
 
 
+ALLOWED = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "F"}]}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"background": True}, "background"),
     ({"conversation": "conv_1"}, "conversation"),
@@ -218,6 +219,16 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "item_reference"),
     ({"include": ["file_search_call.results"]}, "file_search_call.results"),
     ({"reasoning": {"summary": "detailed"}}, "summary"),
+    ({"tools": [WEATHER], "tool_choice": ALLOWED}, "'F', which is none of `tools`"),
+    (
+        {"input": [{"role": "user", "content": [{"type": "text", "text": "x", "refusal": "y"}]}]},
+        "both text and refusal",
+    ),
+    (
+        {"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}", "namespace": "n"}]},
+        "namespace",
+    ),
+    ({"text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "nothing"}}}}, "text.format"),
     ({"max_output_tokens": 0}, "max_output_tokens"),
     ({"max_output_tokens": 1 << 20}, "`max_output_tokens` is too large"),
 ]

@@ -112,6 +112,8 @@ def test_completions_refuse_by_name(fields: dict[str, Any], param: str) -> None:
         ({"messages": [{"role": "user"}]}, "messages"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "image_url": {}}]}]}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "refusal": "y"}]}]}, "messages"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": "required", "tools": [TOOL], "guided_regex": "a"}, "tool_choice"),
@@ -276,6 +278,7 @@ def test_unknown_fields_are_taken_out_reported_and_logged_once(caplog: pytest.Lo
         assert "mood\n" not in str(request.model_dump())
         assert "nonsense" not in request.model_dump()
     assert len(caplog.records) == 3
+    assert fields.take_out(chat(), ("api-version", "beta", "a b")) == ("?a%20b",)
     many = fields.take_out(chat(**{f"field{i}": i for i in range(5000)}))
     assert len(many) == 16
 
