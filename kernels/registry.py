@@ -22,6 +22,7 @@ Choice = Literal["auto", "reference", "triton"]
 
 OPS = (
     "repack",
+    "round_rows",
     "move_words",
     "shift_entries",
     "put_drafts",

@@ -29,7 +29,7 @@ class Workspace:
     fast_sums: many rows of 8-bit floats with scales by rows may be added up in the tensor cores' own precision.
     scaled_products: what multiplies many rows of 8-bit floats; None when `tuned_gemms` is switched off.
 
-    lock: held by launches that threads make in streams of their own (`repack`).
+    lock: held by launches that threads make in streams of their own (`repack`, `round_rows`).
 
     Other launches that share a workspace must run in one stream order.
     """

@@ -29,9 +29,8 @@ from engine.weights.rules import Shape, Transform
 Progress = Callable[[int, int], None]
 
 BUFFER_BYTES = 16 << 20
-# What is made at once: on a CPU the numbers in between stay in its caches. On a GPU those of rows that are rounded are
-# a few times as many bytes in each thread's stream; columns are made by one launch.
-MADE_BYTES = {"cpu": {"rows": 1 << 20, "columns": 4 << 20}, "cuda": {"rows": 4 << 20, "columns": BUFFER_BYTES}}
+# What is made at once: on a CPU the numbers in between stay in its caches. On a GPU one launch makes a part.
+MADE_BYTES = {"cpu": {"rows": 1 << 20, "columns": 4 << 20}, "cuda": {"rows": BUFFER_BYTES, "columns": BUFFER_BYTES}}
 THREADS = {"cuda": 8, "cpu": 2}
 # Of tensors that are in a buffer together.
 ALIGNMENT = 64

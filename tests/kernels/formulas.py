@@ -41,6 +41,29 @@ def repack(
     return made
 
 
+def round_rows(rows: torch.Tensor, kind: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of scales in the precision that they are held in, numbers by exact quotients."""
+    group, span = (32, 7.5) if kind == "int4" else (rows.shape[1], {"fp8": 448.0, "int8": 127.5}[kind])
+    numbers, scales = [], []
+    for row in rows.float():
+        parts = row.split(group)
+        largest = torch.stack([part.abs().max() for part in parts])
+        held = (largest / torch.tensor(span)).clamp(min=1e-10).to(torch.bfloat16 if kind == "int4" else torch.float32)
+        scales.append(held)
+        ratios = torch.cat([part / scale.float() for part, scale in zip(parts, held, strict=True)])
+        if kind == "fp8":
+            numbers.append(ratios.clamp(-448, 448).to(torch.float8_e4m3fn))
+            continue
+        low, high = (-8, 7) if kind == "int4" else (-128, 127)
+        whole = [min(max(round(ratio), low), high) for ratio in ratios.tolist()]
+        if kind == "int4":
+            words = [whole[at : at + 8] for at in range(0, len(whole), 8)]
+            whole = [sum((number + 8) << 4 * place for place, number in enumerate(word)) for word in words]
+            whole = [word - (1 << 32) if word >> 31 else word for word in whole]
+        numbers.append(torch.tensor(whole, dtype=torch.int32 if kind == "int4" else torch.int8))
+    return torch.stack(numbers), torch.stack(scales)
+
+
 def token_inputs(
     tokens: torch.Tensor,
     blocks: torch.Tensor,

@@ -78,6 +78,9 @@ def steps() -> dict[str, dict[str, Step]]:
             "gptq in an order": lambda n: _made("repack", "", "gptq", n, 8 * n, ordered=True),
             "pack-quantized": lambda n: _made("repack", "", "pack-quantized", n, 4 * n, 8, ordered=True, apart=n % 4),
         },
+        "round_rows": {
+            kind: lambda n, kind=kind: _made("round_rows", "", BF16, n, 96, kind) for kind in ("fp8", "int8", "int4")
+        },
         "move_words": {
             "step": lambda n: _made("move_words", "", 7 * n, 0),
             "changes": lambda n: _made("move_words", "", 7 * n, 3 * n),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -18,8 +20,11 @@ from engine.runner.build import build_runner
 from engine.weights import loader, staging
 from engine.weights.checkpoint import Checkpoint, WeightsError
 from engine.weights.rules import Rule, SharedBehind, SharedBehindConcat, concat
+from kernels.registry import Op
+from kernels.testing import bound
 from kernels.weight import Dense, Fp8, Int8, PackedInt
 from tests.gate.integers import rounded_to
+from tests.kernels import interpreter
 
 KINDS: dict[Kind, type] = {"fp8": Fp8, "int8": Int8, "int4": PackedInt}
 
@@ -36,11 +41,14 @@ def loaded(
     kind: Kind,
     dense: bool = False,
     progress: staging.Progress | None = None,
+    ops: Any = None,
+    device: str = "cpu",
 ) -> Weight:
     save_file(tensors, folder / "model.safetensors")
     weight, checkpoint = Weight(shape, torch.bfloat16, dense), Checkpoint.open(folder)
     rules = plan({rule.target: weight}, [rule], checkpoint, None, quantize=kind)
-    weight.to_empty(device="cpu")
+    rules = rules if ops is None else [rule.bound(ops) for rule in rules]
+    weight.to_empty(device=device)
     parameters = {f"{rule.target}.{name}": p for name, p in weight.named_parameters()}
     loader.load(parameters, checkpoint, rules, progress=progress)
     return weight
@@ -55,6 +63,29 @@ def test_parts_of_a_product_are_rounded_each_by_itself(tmp_path: Path, kind: Kin
     assert isinstance(value, KINDS[kind])
     wanted = torch.cat([rounded_to(kind)(w)[1] for w in (q, k)]).nan_to_num()
     torch.testing.assert_close(value.dense(torch.float32), wanted, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kernel_rounds_to_the_bits_of_the_reference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind
+) -> None:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    interpreter.complete_casts(monkeypatch)
+    launched: list[int] = []
+
+    def round_rows(rows: torch.Tensor, kind: Kind) -> Any:
+        launched.append(len(rows))
+        return bound(Op("round_rows"))(rows, kind)
+
+    tensors, rule = {"w.weight": drawn(40, 80).bfloat16()}, Rule("w", ("w.weight",))
+    wanted = loaded(tmp_path, tensors, rule, (40, 80), kind)
+    monkeypatch.setattr(staging, "MADE_BYTES", {kind: {"rows": 2000, "columns": 2000} for kind in ("cpu", "cuda")})
+    ops = SimpleNamespace(round_rows=round_rows)
+    made = dict(loaded(tmp_path, tensors, rule, (40, 80), kind, ops=ops, device=device).named_parameters())
+    for name, parameter in wanted.named_parameters():
+        assert torch.equal(made[name].cpu().view(torch.uint8), parameter.view(torch.uint8)), name
+    assert sum(launched) == 40
+    assert max(launched) < 40
 
 
 def by_definition(kind: Kind, source: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

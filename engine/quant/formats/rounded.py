@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -13,18 +13,16 @@ from engine.quant.formats.fp8 import Fp8
 from engine.quant.formats.int8 import Int8
 from engine.quant.formats.packed import PackedInt, Stored
 from engine.quant.scheme import Fp8Scheme, Int8Scheme, PackedScheme
-from engine.weights.rules import Rule, Shape, Transform
+from engine.weights.rules import Rule, Shape, Transform, bound
+from kernels.round_rows import reference
+from kernels.round_rows.reference import GROUP, Kind
 from kernels.weight import Weight as Value
-from kernels.weight.inputs import FP8_MAX, RANGES
-from kernels.weight.packed import packed
 
-Kind = Literal["fp8", "int8", "int4"]
-# Inputs that share a scale of 4-bit integers.
-GROUP = 32
+if TYPE_CHECKING:
+    from kernels.select import Ops
+
 # Kinds whose table one source's columns may be shared out in: a scale is that of a whole row.
 SPLITS: dict[Kind, bool] = {"fp8": True, "int8": True, "int4": False}
-# A row, or a group, of zeros has a scale too.
-SMALLEST = 1e-10
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,37 +50,26 @@ class Rounded(Format):
 @dataclass(frozen=True, slots=True)
 class Rounds:
     """Numbers of a source [N, K] and their scales. A view [N, S, ..] is of S matrices of `inputs` inputs that stand
-    side by side in the source, whose rows have one scale."""
+    side by side in the source, whose rows have one scale. round_rows: the op of that name."""
 
     kind: Kind
     inputs: int
+    round_rows: Callable[..., tuple[torch.Tensor, torch.Tensor]] = reference.round_rows
     cut: ClassVar[str] = "rows"
+
+    def bound(self, ops: Ops) -> Rounds:
+        """As a transform may have it."""
+        return replace(self, round_rows=ops.round_rows)
 
     def fits(self, shapes: Sequence[Shape], view: Shape) -> bool:
         wanted = (view[0], self.inputs * (view[1] if len(view) == 3 else 1))
         return shapes[0] == wanted and (self.kind != "int4" or len(view) == 2)
 
     def __call__(self, tensors: Sequence[torch.Tensor], view: Shape) -> tuple[torch.Tensor, torch.Tensor]:
+        numbers, scale = self.round_rows(tensors[0], self.kind)
         if self.kind == "int4":
-            return self._groups(tensors[0])
-        ends = RANGES[self.kind]
-        # Magnitudes are exact in any float, and there are fewer bytes of the source's.
-        most = tensors[0].abs().amax(dim=1, keepdim=True).float()
-        scale = _quotient(most, ends.span).clamp_(min=SMALLEST)
-        ratio = tensors[0].float().div_(scale) if tensors[0].dtype != torch.float32 else tensors[0] / scale
-        if self.kind == "int8":
-            numbers = ratio.round_().clamp_(ends.low, ends.high).to(torch.int8)
-        else:
-            numbers = ratio.clamp_(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
+            return numbers, scale
         return numbers.reshape(view), scale.reshape(-1, *(1,) * (len(view) - 1)).expand(*view[:-1], 1)
-
-    def _groups(self, source: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        wide = torch.nn.functional.pad(source.float(), (0, -source.shape[1] % GROUP))
-        parts = wide.unflatten(1, (-1, GROUP))
-        # Half of what the 15 steps span, rounded before numbers are found, so that these are the nearest.
-        scale = _quotient(parts.abs().amax(dim=2), 7.5).clamp_(min=SMALLEST).bfloat16()
-        numbers = (parts / scale.float()[..., None]).round_().clamp_(-8, 7).to(torch.int8).add_(8)
-        return packed(numbers.view(torch.uint8).flatten(1)[:, : self.inputs], 4).view(torch.int32), scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +79,10 @@ class RoundsMade:
     first: Transform
     rounds: Rounds
 
+    def bound(self, ops: Ops) -> RoundsMade:
+        """As a transform may have it."""
+        return RoundsMade(bound(self.first, ops), self.rounds.bound(ops))
+
     def fits(self, shapes: Sequence[Shape], view: Shape) -> bool:
         whole = (view[0], self.rounds.inputs)
         return self.first.fits(shapes, whole) and self.rounds.fits([whole], view)
@@ -100,11 +91,6 @@ class RoundsMade:
         made = self.first(tensors, (view[0], self.rounds.inputs))
         assert isinstance(made, torch.Tensor)
         return self.rounds([made], view)
-
-
-def _quotient(numbers: torch.Tensor, by: float) -> torch.Tensor:
-    # CUDA multiplies by the reciprocal of a number that is no tensor of its own, whose bits are others.
-    return numbers / numbers.new_full((), by)
 
 
 def make(kind: Kind, sources: int, shape: Shape, exact_inputs: bool) -> Rounded:
