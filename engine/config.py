@@ -56,6 +56,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 # Tables of blocks hold numbers of 32 bits.
 MAX_BLOCKS = 2**31 - 1
+# Block 0 takes what padding writes, so a pool of one block could hold no token.
+MIN_BLOCKS = 2
 # What cache.dtype may say, and what it is called then.
 CACHE_DTYPES = {"auto": "auto", "fp8": "fp8", "fp8_e4m3": "fp8", "16bit": "16bit"}
 
@@ -84,6 +86,12 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ValueError(
                 f"cache.dtype {self.dtype!r} is not there: it is auto, fp8 (fp8_e4m3) or 16bit"
                 + ("; fp8_e5m2 has too few digits for keys and no scales, take fp8" if "e5m2" in self.dtype else "")
+            )
+        if self.num_blocks is not None and self.num_blocks < MIN_BLOCKS:
+            raise ValueError(
+                f"cache.num_blocks is {self.num_blocks} and must be {MIN_BLOCKS} or more: one block takes what padding "
+                f"writes, and each of the others holds {self.block_size} tokens. Leave it out to size the cache by "
+                "memory"
             )
         if self.checkpoint_interval % self.block_size:
             raise ValueError(

@@ -21,6 +21,7 @@ CONTRACTS = {
     "engine.files",
     "engine.gguf_file",
     "engine.heap",
+    "engine.interpreter",
     "engine.plain",
     "engine.signals",
     "engine.terminal",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -14,6 +15,7 @@ import typer
 
 from clients.openai.config import Replica, ShimConfig
 from clients.openai.restrictions import Restriction
+from engine import files
 from engine.plain import plain
 
 
@@ -44,7 +46,12 @@ class Flags:
             "health) are for requests with this header; once a header. NVIDIA's frontend has the same in three words."
         ),
     ] = None
-    cors_origin: Annotated[list[str] | None, typer.Option(help="An origin browsers may call from.")] = None
+    cors_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="An origin browsers may call from: scheme://host[:port], null for pages of files, or * for all."
+        ),
+    ] = None
     max_body_bytes: Annotated[int, typer.Option(help="Larger request bodies get 413.")] = 16 << 20
     max_header_bytes: Annotated[int, typer.Option(help="Longer request headers get 431.")] = 64 << 10
     header_timeout: Annotated[float, typer.Option(help="Headers that take more seconds to come get 408.")] = 10.0
@@ -123,9 +130,9 @@ def _serve_with(flags: Flags) -> None:
             max_concurrency_per_key=flags.max_concurrency_per_key,
             max_choices=flags.max_choices,
             request_timeout_s=flags.request_timeout,
-            tls_certificate=_file(flags.tls_certificate),
-            tls_key=_file(flags.tls_key),
-            tls_client_ca=_file(flags.tls_client_ca),
+            tls_certificate=_file("--tls-certificate", flags.tls_certificate),
+            tls_key=_file("--tls-key", flags.tls_key),
+            tls_client_ca=_file("--tls-client-ca", flags.tls_client_ca),
             tool_parser=flags.tool_parser,
             reasoning_parser=flags.reasoning_parser,
             trust_request_chat_template=flags.trust_request_chat_template,
@@ -177,7 +184,7 @@ def _serve(config: ShimConfig, log_level: str) -> None:
     if config.otlp_endpoint is not None and find_spec("opentelemetry") is None:
         raise ValueError("--otlp-endpoint needs the OpenTelemetry SDK: pip install 'nereid[tracing]'")
     if config.request_log is not None:
-        Path(config.request_log).touch(mode=0o600)  # a worker could only fail on it
+        _check_log(config.request_log)  # a worker could only fail on it
     serve(config, log_level)
 
 
@@ -189,9 +196,15 @@ def _config(**settings: object) -> ShimConfig:
 def _keys_in(path: Path | None) -> list[str]:
     if path is None:
         return []
-    keys = [line.strip() for line in path.read_text().splitlines() if line.strip()]
+    wanted = "give a file with one key a line"
+    try:
+        keys = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except OSError as error:
+        raise ValueError(f"--api-key-file {path} cannot be read ({error.strerror}): {wanted}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"--api-key-file {path} is no text in UTF-8: {wanted}") from None
     if not keys:
-        raise ValueError(f"--api-key-file {path} holds no key")
+        raise ValueError(f"--api-key-file {path} holds no key: {wanted}, or leave the flag out to let everyone in")
     return keys
 
 
@@ -206,10 +219,28 @@ def _aliases(texts: Iterable[str]) -> dict[str, str]:
     return aliases
 
 
-def _file(path: Path | None) -> str | None:
-    if path is not None and not path.is_file():
-        raise ValueError(f"there is no file {path}")
-    return None if path is None else str(path)
+def _file(flag: str, path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        files.open_regular(path).close()
+    except OSError as error:
+        raise ValueError(
+            f"{flag} {path} cannot be read ({error.strerror}): give a PEM file that is there and that this user may "
+            "read"
+        ) from None
+    return str(path)
+
+
+def _check_log(path: str) -> None:
+    """Opened as workers do, but for a pipe, which has to have its reader."""
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600))
+    except OSError as error:
+        raise ValueError(
+            f"--request-log {path} cannot be written ({error.strerror}): give a file in a folder that is there and "
+            "that this user may write to"
+        ) from None
 
 
 def run() -> None:

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from clients.openai.restrictions import Restriction, Restrictions
+from engine.types import shown
 
 ToolParser = Literal[
     "auto",
@@ -29,6 +30,10 @@ ToolParser = Literal[
 ReasoningParser = Literal["auto", "think", "think-open", "mistral", "kimi", "gemma4", "gpt-oss", "none"]
 
 _ADDRESS = re.compile(r"^(?P<dns>dns:)?(?P<host>\[[0-9a-fA-F:]+\]|[^:\s]+):(?P<grpc>\d+)(?::(?P<metrics>\d+))?$")
+
+# As browsers write them; a port is left out that the scheme has anyway.
+_ORIGIN = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?:\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::(?P<port>[1-9][0-9]{0,4}))?")
+_DEFAULT_PORTS = {"http": "80", "https": "443"}
 
 
 class Replica(msgspec.Struct, frozen=True):
@@ -68,7 +73,7 @@ class ShimConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     api_keys: accepted bearer keys; empty lets everyone in.
     restrictions: groups of endpoints that need a header of their own, in place of a key.
     admin_keys: keys of POST /reset_prefix_cache, /v1/models/{model}/load and /unload, refused without one.
-    cors_origins: origins a browser may call from; empty sends no CORS header.
+    cors_origins: origins a browser may call from, as it writes them, or "*"; empty sends no CORS header.
     max_body_bytes: a larger request body gets 413.
     max_header_bytes: a longer request target and headers together get 431.
     header_timeout_s: headers that take longer get 408.
@@ -134,6 +139,19 @@ class ShimConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ValueError("TLS needs both --tls-certificate and --tls-key")
         if self.tls_client_ca is not None and self.tls_certificate is None:
             raise ValueError("--tls-client-ca needs --tls-certificate and --tls-key")
+        for origin in self.cors_origins:
+            _check_origin(origin)
         if any(not key.strip() for key in (*self.api_keys, *self.admin_keys)):
             raise ValueError("an API key is empty")
         Restrictions(self.restrictions)
+
+
+def _check_origin(origin: str) -> None:
+    """Raises ValueError for what no browser sends as its Origin, and every one of them would be kept out by."""
+    match = _ORIGIN.fullmatch(origin)
+    if origin in ("*", "null") or (match and match["port"] != _DEFAULT_PORTS.get(match["scheme"], "")):
+        return
+    raise ValueError(
+        f"--cors-origin {shown(origin)!r} is no origin that a browser has: give *, null or scheme://host[:port], in "
+        "lower case, without a path, a / at its end, or the port that the scheme has anyway (https://chat.example)"
+    )

@@ -41,10 +41,10 @@ class _Worker:
 
 
 def serve(config: ShimConfig, log_level: str = "info") -> None:
-    """Serve until SIGTERM or SIGINT, then let open requests end. Raises OSError when the port is taken, ValueError when
-    the files for TLS cannot be used."""
+    """Serve until SIGTERM or SIGINT, then let open requests end. Raises ValueError when the port is taken or the files
+    for TLS cannot be used."""
     _check_tls(config)
-    _bind(config, shared=False).close()  # a port that somebody else listens on is noticed here
+    _check_address(config)
     _begin_log(log_level)
     log.info(addresses(config))
     if config.workers == 1:
@@ -73,6 +73,18 @@ def _begin_log(level: str) -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
+def _check_address(config: ShimConfig) -> None:
+    """A port that somebody else listens on is noticed here."""
+    try:
+        _bind(config, shared=False).close()
+    except (OSError, UnicodeError) as error:  # of a name that is none; of one that cannot be written as one
+        why = getattr(error, "strerror", None) or str(error)
+        raise ValueError(
+            f"nothing can listen at --host {config.host} and --port {config.port} ({why}): give an address of this "
+            "machine and a port that is free"
+        ) from None
+
+
 def _check_tls(config: ShimConfig) -> None:
     """Here, before workers fail on it one after the other."""
     if config.tls_certificate is None:
@@ -82,13 +94,16 @@ def _check_tls(config: ShimConfig) -> None:
         context.load_cert_chain(config.tls_certificate, config.tls_key)
     except ssl.SSLError as error:
         raise ValueError(
-            f"{config.tls_certificate} and {config.tls_key} are not a certificate and its key in PEM form ({error})"
+            f"--tls-certificate {config.tls_certificate} and --tls-key {config.tls_key} are not a certificate and its "
+            f"key in PEM form ({error})"
         ) from None
     if config.tls_client_ca is not None:
         try:
             context.load_verify_locations(config.tls_client_ca)
         except ssl.SSLError as error:
-            raise ValueError(f"{config.tls_client_ca} holds no certificate in PEM form ({error})") from None
+            raise ValueError(
+                f"--tls-client-ca {config.tls_client_ca} holds no certificate in PEM form ({error})"
+            ) from None
 
 
 def _bind(config: ShimConfig, shared: bool) -> socket.socket:

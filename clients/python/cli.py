@@ -26,6 +26,7 @@ from clients.python.sync import Client
 from clients.python.wire import ServerError
 from engine import env
 from engine.serving.launch.cli import app
+from engine.serving.launch.repository import MAX_FRONTENDS
 from engine.terminal import Console
 from engine.types import SamplingParams
 
@@ -120,7 +121,7 @@ def top(
 @app.command()
 def scale(
     model: Annotated[str, typer.Argument(help="An LLM model that is loaded.")],
-    frontends: Annotated[int, typer.Argument(min=1, help="Frontend processes over its one engine.")],
+    frontends: Annotated[int, typer.Argument(min=1, max=MAX_FRONTENDS, help="Frontend processes over its one engine.")],
     url: Url = "localhost:8001",
 ) -> None:
     """Give a loaded model more or fewer frontends while its requests run; config.pbtxt stays as it is."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from engine import env, signals
+from engine import env, interpreter, signals
 from engine.config import EngineConfig
 from engine.parallel.rendezvous import UNUSABLE, Assignment, Rendezvous
 from engine.parallel.ring import RingWriter
@@ -108,8 +108,8 @@ class LocalRanks:
     def _start(self, index: int) -> subprocess.Popen[bytes]:
         ring, bell, rank, local = self._ring, self._ring.theirs[index], self._ranks[index], self._rendezvous.local
         told = Assignment(self._config, rank, self._rendezvous, ring.descriptor, bell.fileno(), index, len(self._ranks))
-        process = subprocess.Popen(
-            [str(env.read().python), "-m", "engine.parallel.worker"],
+        process = interpreter.start(
+            ["-m", "engine.parallel.worker"],
             stdin=subprocess.PIPE,
             pass_fds=[ring.descriptor, bell.fileno()],
             start_new_session=True,

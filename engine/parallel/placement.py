@@ -39,7 +39,7 @@ class Placement:
             raise PlacementError(
                 f"WORLD_SIZE is {self.hosts} and parallel.tensor {tensor}: ranks are shared out evenly among the "
                 f"processes of a launcher, so set parallel.tensor to {self.hosts} or a multiple of it, or start "
-                "another number of processes (without WORLD_SIZE, or with 1, all ranks are on this host)"
+                "another number of processes (with WORLD_SIZE 1 all ranks are on this host)"
             )
         each, host = tensor // self.hosts, self.host if host is None else host
         return range(host * each, (host + 1) * each)
@@ -50,7 +50,10 @@ ALONE = Placement()
 
 def placed(launched: Launched | None) -> Placement:
     """Raises PlacementError for what is missing or makes no sense."""
-    if launched is None or launched.world_size is None:
+    if launched is None:
+        return ALONE
+    if launched.world_size is None:
+        _check_alone(launched)
         return ALONE
     hosts = _number("WORLD_SIZE", launched.world_size, 1, MAX_HOSTS)
     if hosts == 1:
@@ -58,7 +61,7 @@ def placed(launched: Launched | None) -> Placement:
     if launched.master_addr is None:
         raise PlacementError(
             f"WORLD_SIZE is {hosts} and MASTER_ADDR is not set: give every process the address of the host with RANK 0 "
-            "(torchrun and LeaderWorkerSet set it), or unset WORLD_SIZE to have all ranks on this host"
+            "(torchrun and LeaderWorkerSet set it), or set WORLD_SIZE to 1 to have all ranks on this host"
         )
     try:
         launched.master_addr.encode("idna")
@@ -78,6 +81,17 @@ def placed(launched: Launched | None) -> Placement:
     port = _number("MASTER_PORT", launched.master_port or str(DEFAULT_PORT), 1, 65534)
     # torchrun listens at MASTER_PORT itself.
     return Placement(host, hosts, local, launched.master_addr, port + launched.own_store)
+
+
+def _check_alone(launched: Launched) -> None:
+    """Raises PlacementError where a process that nobody told of others has another number than the first of them: each
+    of several such processes would serve the whole model."""
+    for name, text in (("RANK", launched.rank), ("LOCAL_RANK", launched.local_rank)):
+        if text not in (None, "0"):
+            raise PlacementError(
+                f"{name} is {shown(text)!r} and WORLD_SIZE is not set: set WORLD_SIZE to the number of processes that "
+                "share the model, as torchrun does, or to 1 to have all ranks on this host"
+            )
 
 
 def _number(name: str, text: str, low: int, high: int) -> int:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from engine import env
 from engine.cache.spec import LayerSpec, PoolSpec
 from engine.cache.tensors import CacheTensors
-from engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from engine.config import MIN_BLOCKS, CacheConfig, EngineConfig, SchedulerConfig
 from engine.core.plan import Draft, RowStart, RunnerInfo, StepPlan
 from engine.layers.build_context import BuildContext
 from engine.models import registry
@@ -25,10 +25,10 @@ from engine.parallel.peers import reached
 from engine.parallel.slices import agreed, check_parallel
 from engine.quant import device as quant_device
 from engine.quant import plan as quant
-from engine.runner import draft_build, model_source
+from engine.runner import draft_build, model_source, threads
 from engine.runner.budget_graphs import makes_budget_graphs
 from engine.runner.graphs import Capture, CudaCapture
-from engine.runner.memory import MIN_BLOCKS, free_bytes, size_pools
+from engine.runner.memory import free_bytes, size_pools
 from engine.runner.model_source import ModelSource
 from engine.runner.runner import DeviceRunner
 from engine.runner.warmup import warmup_steps
@@ -39,9 +39,6 @@ from kernels.compilation.watch import CompileWatch
 from kernels.select import Ops, select
 from kernels.workspace import Workspace
 
-# Weights up to which one thread of a CPU is as fast as four or faster, and does not wait for others where other work
-# takes their cores (four threads took 4.1 times as long for 8 MB, 1.3 times for 92, as long for 436 and 1,300).
-ONE_THREAD_BYTES = 1 << 30
 # Compilations at once: each holds 100 MB.
 MAX_COMPILERS = 32
 
@@ -92,8 +89,7 @@ def build_runner(
     if device.type == "cuda":
         runner = _on_gpu(config, build, workspace, decoder, drafter, budgets, fill, watch, progress, elsewhere)
     else:
-        if env.read().threads is None and decoder.num_bytes <= ONE_THREAD_BYTES:
-            torch.set_num_threads(1)
+        threads.choose(decoder.num_bytes, env.read().threads)
         fill()
         room = free_bytes(device, config.cache, 0)
         pool = _pool(config, config.cache, build, _specs(decoder, drafter), room)

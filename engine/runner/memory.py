@@ -7,10 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from engine.cache.spec import Group, LayerSpec, PoolSpec, Recurrent, group_layers, window_of
-from engine.config import CacheConfig, SchedulerConfig
-
-# Block 0 is padding's, so a pool of one block could hold nothing.
-MIN_BLOCKS = 2
+from engine.config import MIN_BLOCKS, CacheConfig, SchedulerConfig
 
 
 def free_bytes(device: torch.device, cache: CacheConfig, activations: int) -> int:
@@ -35,13 +32,14 @@ def size_pools(
 
     Recurrent state comes first: a slot for each row, and as many again for prefix checkpoints. Groups that read a
     window get what max_rows windows need, at most an equal share; the others share what is left, block for block.
-    Raises ValueError with the numbers when the memory holds no block.
+    Raises ValueError with the numbers when there are too few blocks to hold a token.
     """
     groups = group_layers(specs)
     for group in groups:
         group.block_bytes(cache.block_size)  # refuses blocks that cannot hold what a layer keeps
+    paged = [group for group in groups if not isinstance(group.spec, Recurrent)]
     slots = 0
-    if any(isinstance(group.spec, Recurrent) for group in groups):
+    if len(paged) < len(groups):
         slots = 1 + scheduler.max_rows * (2 if cache.prefix_cache else 1)
     if cache.num_blocks is not None:
         counts = [0 if isinstance(group.spec, Recurrent) else cache.num_blocks for group in groups]
@@ -51,15 +49,21 @@ def size_pools(
             for group in groups
             if isinstance(group.spec, Recurrent)
         )
+        _check_room(paged, room, states, cache.block_size)
         counts = _distribute(groups, room - states, cache.block_size, scheduler, max_model_len, ranks)
-    for group, count in zip(groups, counts, strict=True):
-        if not isinstance(group.spec, Recurrent) and count < MIN_BLOCKS:
-            size = group.block_bytes(cache.block_size)
-            raise ValueError(
-                f"{room} bytes are left for the KV cache and a block takes {size}: lower max_rows, token_budget or "
-                f"the model's size, or raise cache.memory_fraction (on CPU cache.cpu_bytes)"
-            )
     return PoolSpec(groups, tuple(counts), cache.block_size * ranks, slots, rank, ranks)
+
+
+def _check_room(paged: Sequence[Group], room: int, states: int, block_size: int) -> None:
+    """Raises ValueError where the memory does not hold the fewest blocks that each group needs."""
+    blocks = MIN_BLOCKS * sum(group.block_bytes(block_size) for group in paged)
+    if paged and room < states + blocks:
+        beside = f" and {states} for the recurrent state of all rows" if states else ""
+        raise ValueError(
+            f"{max(room, 0)} bytes are left for the KV cache, and it needs {blocks} for {MIN_BLOCKS} blocks of each "
+            f"kind (one takes what padding writes){beside}: lower scheduler.max_rows, scheduler.token_budget or the "
+            "model's size, or raise cache.memory_fraction (on CPU cache.cpu_bytes)"
+        )
 
 
 def _distribute(

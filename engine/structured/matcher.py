@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from llguidance import LLMatcher
 
 from engine.core.request import Drafter
+from engine.structured.limits import plain
 
 # Masks of an ordinary grammar take 0.02 ms in the mean, those of a schema of 400 properties with alternatives 1 ms.
 ALLOWED_S = 1.0
@@ -214,9 +215,8 @@ class GrammarMatcher:
     def at_limit(self, why: str) -> None:
         """Fails: a limit of the grammar's size in use, or a token that it does not allow."""
         self.allowance.worn = True
-        self.fail(why)
+        self.fail(plain(why) or "no token is left")
 
     def fail(self, why: str) -> None:
         """The answer cannot go on."""
-        first = why.strip().splitlines()[0] if why.strip() else "no token is left"
-        self._error = f"structured_outputs: the answer cannot go on within its grammar: {first}"
+        self._error = f"structured_outputs: the answer cannot go on within its grammar: {why}"

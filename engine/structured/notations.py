@@ -12,8 +12,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from llguidance import regex_to_lark
+from llguidance import LLMatcher, regex_to_lark
 
+from engine.structured import keywords
 from engine.structured import schemas as json_schemas
 from engine.structured.lark_rules import ANY_TEXT, Rules, quoted, regex
 from engine.structured.string_formats import EXACT, IPV4
@@ -52,6 +53,7 @@ _REFUSED = frozenset(
         "$recursiveRef",
     }
 )
+_DEFINED = ("#/$defs/", "#/definitions/")
 _PYTHON_ESCAPES = 'nrbtf\\"'
 _TYPES = ("string", "integer", "number", "boolean", "null", "array", "object")
 _FORMATS = {
@@ -64,6 +66,7 @@ _FORMATS = {
 
 def arguments(schema: Any, style: str, rules: Rules) -> str:
     """The expression of an object that the schema accepts. style: a name of STYLES, or PYTHON."""
+    keywords.check(schema)
     reader = _Schemas(schema if isinstance(schema, dict) else {})
     top = reader.resolved(schema)
     if set(_types(top)) != {"object"} and "type" in top:
@@ -146,11 +149,12 @@ class _Schemas:
         made = dict(schema) if isinstance(schema, dict) else {}
         if '"$ref"' in json.dumps(made):
             made |= {key: self._root[key] for key in ("$defs", "definitions") if key in self._root}
+            for each in keywords.schemas(made):
+                _check_reference(each.get("$ref", _DEFINED[0]))
         return made
 
     def _found(self, name: Any) -> Any:
-        if not isinstance(name, str) or not name.startswith(("#/$defs/", "#/definitions/")):
-            raise ValueError(f"json_schema.$ref {shown(repr(name))}: references go to #/$defs or #/definitions")
+        _check_reference(name)
         found: Any = self._root
         for part in name[2:].split("/"):
             part = part.replace("~1", "/").replace("~0", "~")
@@ -158,6 +162,12 @@ class _Schemas:
                 raise ValueError(f"json_schema.$ref {shown(repr(name))} refers to nothing")
             found = found[part]
         return found
+
+
+def _check_reference(name: Any) -> None:
+    """A value's schema is taken from the one around it, together with what is defined there."""
+    if not isinstance(name, str) or not name.startswith(_DEFINED):
+        raise ValueError(f"json_schema.$ref {shown(repr(name))}: references go to #/$defs or #/definitions")
 
 
 class _PairValues:
@@ -316,6 +326,7 @@ class _QuotedValues:
 
 def text_of(schema: Mapping[str, Any], rules: Rules) -> str:
     """The terminal of the strings that a schema accepts, as they stand."""
+    _check_text(schema)
     parts = []
     least, most = _count(schema, "minLength"), _count(schema, "maxLength")
     if least or most is not None:
@@ -330,6 +341,16 @@ def text_of(schema: Mapping[str, Any], rules: Rules) -> str:
             )
         parts.append(regex(_FORMATS[schema["format"]]))
     return " & ".join(parts) or ANY_TEXT
+
+
+def _check_text(schema: Mapping[str, Any]) -> None:
+    """Raises ValueError where no string satisfies all that a schema says of strings."""
+    said = {key: schema[key] for key in sorted(_TEXT & schema.keys())}
+    if len(said) < 2:
+        return
+    made = LLMatcher.grammar_from_json_schema(json_schemas.written({"type": "string", **said}))
+    if "Unsatisfiable" in LLMatcher.validate_grammar(made):
+        raise ValueError(f"json_schema: no string satisfies its {' and '.join(said)} together")
 
 
 def _found_in_text(pattern: Any) -> str:

@@ -10,14 +10,18 @@ import json
 import math
 from collections.abc import Iterator
 from decimal import Decimal
+from itertools import groupby
 from typing import Any
 
-from engine.structured import combined_patterns, decimals, other_names, string_formats
+from engine.structured import combined_patterns, decimals, endless, keywords, other_names, string_formats
 from engine.structured.combined_patterns import MAX_STEP
 from engine.types import shown
 
 MAX_DEPTH = 64
 MAX_OPTIONAL = 4096  # properties of an object: compiling takes the square of them, three seconds for these
+# Of those next to each other, where none is required, one comes behind them, and one comes before them: behind one
+# token four items of the parser for each may be open, three and one, of limits.MAX_WAYS.
+MAX_ALONE, MAX_BEFORE, MAX_BEHIND = 248, 333, 995
 MAX_VALUES = 100_000  # of a schema: objects, arrays, strings and numbers together
 # Up to this, 64-bit floats hold integers, which grammars of JSON compare as such.
 EXACT = 1 << 53
@@ -141,6 +145,8 @@ def held(schema: dict[str, Any]) -> dict[str, Any]:
             _check_step(value)
         if isinstance(value, dict):
             _check_properties(value)
+    keywords.check(schema)
+    endless.check(schema)
     combined_patterns.check(schema)
     made = _bounded(schema)
     assert isinstance(made, dict)
@@ -156,13 +162,8 @@ def _check_properties(schema: dict[str, Any]) -> None:
     """Raises ValueError for too many names that may be missing, and where names that are not listed might come twice
     and count twice."""
     least, required, listed = (schema.get(key) for key in ("minProperties", "required", "properties"))
-    if isinstance(listed, dict) and len(listed) > MAX_OPTIONAL:
-        named = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
-        count = len(listed.keys() - named)
-        if count > MAX_OPTIONAL:
-            raise ValueError(
-                f"properties: {count} may be missing, at most {MAX_OPTIONAL} may: name others in `required`"
-            )
+    if isinstance(listed, dict) and len(listed) > MAX_ALONE:
+        _check_optional(listed, required if isinstance(required, list) else [])
     if not isinstance(least, int | float) or not isinstance(required, list | None):
         return
     others = schema.get("additionalProperties", True) is not False or "patternProperties" in schema
@@ -170,6 +171,21 @@ def _check_properties(schema: dict[str, Any]) -> None:
         raise ValueError(
             f"minProperties {least}: at most one more than `required` names, where additionalProperties may be others"
         )
+
+
+def _check_optional(listed: dict[str, Any], required: list[Any]) -> None:
+    """Raises ValueError for too many names that may be missing, in all or next to each other."""
+    needed = {name for name in required if isinstance(name, str)}
+    missing = [name not in needed for name, held_to in listed.items() if held_to is not False or name in needed]
+    if (count := sum(missing)) > MAX_OPTIONAL:
+        raise ValueError(f"properties: {count} may be missing, at most {MAX_OPTIONAL} may: name others in `required`")
+    for place, (may, run) in enumerate(groupby(missing)):
+        limit = MAX_ALONE if not needed else MAX_BEFORE if place == 0 else MAX_BEHIND
+        if may and (count := len(list(run))) > limit:
+            raise ValueError(
+                f"properties: {count} next to each other may be missing, at most {limit} may there: name the first of "
+                "them in `required`, or others between them"
+            )
 
 
 def _bounded(value: Any, keyword: str = "") -> Any:

@@ -7,20 +7,15 @@ from concurrent.futures import Future
 from typing import cast
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from engine.structured import constraint_grammar
 from engine.structured.lark_rules import SpecialTokens
+from engine.structured.limits import LIMITS, NOT_ALLOWED, plain
 from engine.structured.matcher import GrammarMatcher, ThinkingBudget
 from engine.structured.threads import Masks, MatcherThreads
 from engine.text import Tokenizer
 from engine.types import Constraint, ErrorCode, RequestError
-
-# What llguidance says of a grammar that has no first token.
-_NO_TOKEN = "NoExtensionBias"
-# 50,000 states take 65 MB, and so many grammars are kept. A mask's time grows faster than its items: 20,000 take 50 ms,
-# 50,000 half a second, and no published schema needs 5,000 (docs/experiments/2026-11-24-hostile-grammars-and-texts.md).
-_LIMITS = LLParserLimits(verbose_errors=False, max_lexer_states=50_000, step_max_items=20_000, max_items_in_row=1_000)
 
 
 class Vocabulary:
@@ -71,17 +66,15 @@ class Vocabulary:
         )
 
     def _matcher(self, text: str, constraint: Constraint, prefix: str = "") -> LLMatcher:
-        inner = LLMatcher(self._tokens, text, log_level=0, limits=_LIMITS)
+        inner = LLMatcher(self._tokens, text, log_level=0, limits=LIMITS)
         if not inner.is_error() and prefix:
             for piece in self._special.split(prefix):
                 inner.consume_tokens([piece] if isinstance(piece, int) else self._tokens.greedy_tokenize(piece))
         if not inner.is_error():
             inner.compute_bitmask()  # the first takes longest: not on the engine's thread
-        if inner.is_error():
-            told = " ".join(inner.get_error().split())
-            if told.startswith(_NO_TOKEN):
-                told = "no text satisfies it"
-            raise RequestError(f"structured_outputs: this {constraint.kind} cannot be used: {told}")
+        error = inner.get_error() or _behind_forced(inner)
+        if error:
+            raise RequestError(f"structured_outputs: this {constraint.kind} cannot be used: {plain(error)}")
         return inner
 
     def begun(self, first: GrammarMatcher, free_until: int, tokens: Sequence[int]) -> GrammarMatcher:
@@ -113,6 +106,16 @@ class Vocabulary:
     def close(self) -> None:
         """End its threads."""
         self._threads.close()
+
+
+def _behind_forced(inner: LLMatcher) -> str:
+    """What is wrong behind the text that every answer begins with, or with that text; nothing mostly."""
+    ahead = inner.deep_copy()
+    forced = ahead.compute_ff_tokens()
+    if forced and ahead.try_consume_tokens(forced) == len(forced) and not ahead.is_stopped():
+        ahead.compute_bitmask()
+    error = ahead.get_error()
+    return "" if NOT_ALLOWED in error else error  # an answer may take that text in other tokens
 
 
 class _Tokens:

@@ -45,7 +45,18 @@ def test_torchrun_in_a_pod_says_more_than_the_pod() -> None:
     assert of({**POD, **TORCHRUN}) == of(TORCHRUN)
 
 
-@pytest.mark.parametrize("variables", [{}, {"WORLD_SIZE": "1", "RANK": "0"}, {**POD, "LWS_GROUP_SIZE": "1"}])
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        {"WORLD_SIZE": "1", "RANK": "0"},
+        {"WORLD_SIZE": "1", "RANK": "5", "LOCAL_RANK": "x"},  # 1 is how ranks are kept here, whatever else is said
+        {**POD, "LWS_GROUP_SIZE": "1"},
+        {"RANK": "0", "LOCAL_RANK": "0"},
+        {"RANK": "", "LOCAL_RANK": ""},
+        {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "none", "LOCAL_WORLD_SIZE": "8"},  # there is nobody to meet
+    ],
+)
 def test_one_process_is_alone(variables: dict[str, str]) -> None:
     assert of(variables) == ALONE
 
@@ -69,6 +80,15 @@ def test_what_makes_no_sense_is_refused(changes: dict[str, str], sentence: str) 
     with pytest.raises(PlacementError, match=sentence) as refused:
         of({**TORCHRUN, **changes})
     assert len(str(refused.value)) < 300
+
+
+@pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK"])
+@pytest.mark.parametrize("value", ["1", "-1", "first"])
+def test_a_number_among_processes_that_are_not_counted_is_refused(name: str, value: str) -> None:
+    with pytest.raises(
+        PlacementError, match=f"{name} is '{value}' and WORLD_SIZE is not set: set WORLD_SIZE to .* or to 1"
+    ):
+        of({name: value})
 
 
 def test_ranks_are_shared_out_evenly() -> None:

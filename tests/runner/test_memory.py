@@ -66,8 +66,20 @@ def test_state_comes_first() -> None:
 
 
 def test_no_room_is_said_with_the_numbers() -> None:
-    with pytest.raises(ValueError, match=rf"{BLOCK - 1} bytes are left .* a block takes {BLOCK}: .*cpu_bytes"):
-        size([FULL], room=BLOCK - 1)
+    sentence = rf"{2 * BLOCK - 1} bytes are left .* it needs {2 * BLOCK} for 2 blocks of each kind .*cpu_bytes"
+    with pytest.raises(ValueError, match=sentence):
+        size([FULL], room=2 * BLOCK - 1)
+    assert size([FULL], room=2 * BLOCK) == [2, 0]
+    with pytest.raises(ValueError, match=f"0 bytes are left .* it needs {4 * BLOCK} for"):
+        size([FULL, WINDOW], room=-5)
+    assert size([FULL, WINDOW], room=4 * BLOCK) == [2, 2, 0]
+
+
+def test_room_that_state_takes_is_said_too() -> None:
+    states = (1 + 2 * 4) * (4 * 8 * 4 + 3 * 2)
+    with pytest.raises(ValueError, match=rf"it needs {2 * BLOCK} for .* and {states} for the recurrent state"):
+        size([STATE, FULL], room=states + 2 * BLOCK - 1)
+    assert size([STATE, FULL], room=states + 2 * BLOCK) == [0, 2, 9]
 
 
 def test_a_block_holds_all_layers_of_its_group_together() -> None:

@@ -157,6 +157,8 @@ def test_tokens_that_nothing_allows_end_one_request_alone(engine: Engine, tokeni
         ("grammar", f"start: /{'a?' * 9000}/", "9000 of its parts may be missing"),
         ("grammar", "start: T\nT: " + '"a"? ' * 9000, "9000 of its parts may be missing"),
         ("json", {"properties": {f"p{i}": {} for i in range(5000)}}, "properties: 5000 may be missing"),
+        ("json", {"properties": {f"p{i}": {} for i in range(300)}}, "300 next to each other may be missing"),
+        ("json", {"type": "object", "minlength": 3}, "minlength is no keyword of JSON schemas: write minLength"),
         ("grammar", "start: a\na[temperature=0.5]: /[a-z]+/", "temperature of a part"),
     ],
 )

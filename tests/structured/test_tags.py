@@ -207,6 +207,12 @@ def test_thinking_comes_before_a_structural_tag() -> None:
     assert not MARKED.accepts(constraint, ROME)
 
 
+def xml(**value: Any) -> dict[str, Any]:
+    """A tag with one argument, in the notation of Qwen's coder."""
+    schema = {"type": "object", "properties": {"a": value}}
+    return {"format": {"type": "json_schema", "style": "qwen_xml", "json_schema": schema}}
+
+
 DEEP: Any = const("a")
 for _ in range(70):
     DEEP = {"type": "optional", "content": DEEP}
@@ -239,6 +245,19 @@ for _ in range(70):
             {"format": {"type": "json_schema", "json_schema": {"type": "integer", "multipleOf": 999983}}},
             "multipleOf 999983",
         ),
+        (
+            xml(type="string", minLength=5, maxLength=3),
+            "json_schema: no string satisfies its maxLength and minLength together",
+        ),
+        (
+            xml(type="string", pattern="^a$", minLength=3),
+            "json_schema: no string satisfies its minLength and pattern together",
+        ),
+        (
+            xml(type="string", format="date", maxLength=3),
+            "json_schema: no string satisfies its format and maxLength together",
+        ),
+        (xml(type="array", items={"$ref": "#"}), "json_schema.$ref '#': references go to #/$defs or #/definitions"),
         ({"structures": [], "triggers": ["a"]}, "Expected `array` of length >= 1 - at `$.structures`"),
         ({"triggers": ["a"]}, "missing required field `structures`"),
     ],

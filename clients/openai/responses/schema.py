@@ -172,11 +172,22 @@ class Reasoning(Strict):
 
 
 class Form(Strict):
+    """As chat has it: `schema` goes with json_object as well."""
+
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
     description: str | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
     strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Form:
+        if self.schema_ is not None and self.type == "text":
+            raise invalid("text.format.schema", "schema goes with type 'json_schema' or 'json_object'.")
+        for name in ("name", "description", "strict"):
+            if getattr(self, name) not in (None, False) and self.type != "json_schema":
+                raise invalid(f"text.format.{name}", f"{name} goes with type 'json_schema'.")
+        return self
 
 
 class TextConfig(Strict):

@@ -118,6 +118,6 @@ def _tools(request: ResponsesRequest) -> dict[str, Any]:
 
 def _format(form: Form) -> dict[str, Any]:
     if form.type != "json_schema":
-        return {"type": form.type}
+        return {"type": form.type} if form.schema_ is None else {"type": form.type, "schema": form.schema_}
     schema = {"name": form.name, "description": form.description, "schema": form.schema_, "strict": form.strict}
     return {"type": "json_schema", "json_schema": {name: value for name, value in schema.items() if value is not None}}

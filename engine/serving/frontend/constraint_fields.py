@@ -24,7 +24,7 @@ def taken(fields: Mapping[str, Any]) -> tuple[Constraint | None, dict[str, Any]]
     rest = {name: value for name, value in fields.items() if name not in NAMES}
     if len(rest) == len(fields):
         return None, rest
-    found = {name: value for name, value in fields.items() if name in NAMES and not _nothing(value)}
+    found = {name: value for name, value in fields.items() if name in NAMES and not _nothing(name, value)}
     _backend(found.pop("guided_decoding_backend", None))
     pattern = fields.get("guided_whitespace_pattern")  # an empty one allows no white space
     found.pop("guided_whitespace_pattern", None)
@@ -67,6 +67,8 @@ def _choice(name: str, value: Any) -> Constraint:
         value = _parsed(name, value)
     if not isinstance(value, list | tuple) or any(not isinstance(item, str) for item in value):
         raise RequestError(f"{name} must be a list of strings")
+    if not value:
+        raise RequestError(f"{name} is an empty list, which no answer is one of: name the choices, or leave it out")
     return _made("choice", _dumped(name, list(value)))
 
 
@@ -213,14 +215,21 @@ def _constraint(fields: dict[str, Any]) -> Constraint:
         ) from None
 
 
-def _nothing(value: Any) -> bool:
-    """Values that ask for nothing."""
-    return value in (None, "", []) or (isinstance(value, str) and value.strip().lower() in ("none", "null"))
+def _nothing(name: str, value: Any) -> bool:
+    """Values that ask for nothing. Request parameters of Triton have no null, so clients write it as a text. In an
+    expression or a grammar those letters are letters like any others."""
+    if name == "guided_decoding_guide":
+        return value in (None, "", [])
+    if name == "guided_decoding_guide_type" and value == []:  # a tensor without elements
+        return True
+    if value is None or _FLAT.get(name) in ("regex", "grammar"):
+        return value is None
+    return isinstance(value, str) and value.strip().lower() in ("", "none", "null")
 
 
 def _text(name: str, value: Any) -> str:
     if not isinstance(value, str) or not value:
-        raise RequestError(f"{name} must be a string, and not an empty one")
+        raise RequestError(f"{name} must be a string, and not an empty one; leave it out to ask for nothing")
     return value
 
 

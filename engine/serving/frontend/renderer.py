@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from engine import env
+from engine import env, interpreter
 from engine.serving.link import protocol
 from engine.text import ChatTemplate
 from engine.types import ErrorCode, RequestError, shown
@@ -149,23 +149,27 @@ class Renderer:
 
 
 class _Process:
-    """The asking side of one process. used: when it was last given back."""
+    """The asking side of one process. used: when it was last given back. Raises RequestError where there is none."""
 
     def __init__(self, folder: Path, file: Path | None) -> None:
         self.used = 0.0
         self._socket, theirs = socket.socketpair()
         self._started = False
         with theirs:
-            self._child = subprocess.Popen(
-                [
-                    *(str(env.read().python), "-m", __name__, str(theirs.fileno()), str(os.getpid()), str(folder)),
-                    *(() if file is None else (str(file),)),
-                ],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,  # a Ctrl-C in the server's terminal is the server's business
-                env=env.inherited(PYTHONPATH=os.pathsep.join(filter(None, sys.path))),
-            )
+            words = ["-m", __name__, str(theirs.fileno()), str(os.getpid()), str(folder)]
+            try:
+                self._child = interpreter.start(
+                    words if file is None else [*words, str(file)],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,  # a Ctrl-C in the server's terminal is the server's business
+                    env=env.inherited(PYTHONPATH=os.pathsep.join(filter(None, sys.path))),
+                )
+            except OSError as error:
+                self._socket.close()
+                raise RequestError(
+                    f"no process for the chat template could be started: {error.strerror}", ErrorCode.UNAVAILABLE
+                ) from None
 
     def start(self) -> bool:
         """Wait until the template is read; whether there is one. Raises RequestError."""

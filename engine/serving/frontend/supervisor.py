@@ -12,7 +12,7 @@ import time
 
 import msgspec
 
-from engine import env, signals
+from engine import env, interpreter, signals
 from engine.config import EngineConfig
 from engine.serving.link.engine_view import EngineView
 from engine.serving.link.process_watch import ProcessWatch, start_time
@@ -222,8 +222,8 @@ class Supervisor:
         self._reap()
         root = self._folder.server_folder.parent
         arguments = [str(root), str(self._folder.server_pid), self._folder.path.name, str(epoch), self._model_name]
-        self._child = subprocess.Popen(
-            [str(env.read().python), "-m", self._module, *arguments],
+        self._child = interpreter.start(
+            ["-m", self._module, *arguments],
             stdin=subprocess.PIPE,
             start_new_session=True,  # a Ctrl-C in the server's terminal is the server's business
         )

@@ -32,6 +32,11 @@ def llm_parameters(folder: Path) -> dict[str, str] | None:
     """The parameters of an LLM's entry, as config.pbtxt has them; None of another entry."""
     if not any(_LLM in model_py.read_text() for model_py in folder.glob("*/model.py")):
         return None
+    return parameters(folder)
+
+
+def parameters(folder: Path) -> dict[str, str]:
+    """Those of an entry's config.pbtxt."""
     lines = (folder / "config.pbtxt").read_text().splitlines()
     text = "\n".join(line for line in lines if not line.lstrip().startswith("#"))
     return {key: _unquoted(value) for key, value in _PARAMETER.findall(text)}

@@ -20,8 +20,9 @@ from engine.parallel.host_link import MEET_S
 from engine.parallel.placement import Placement, PlacementError, placed
 from engine.plain import log_to_stderr
 from engine.serving.frontend import renderer
+from engine.serving.frontend.settings import parse
+from engine.serving.launch import catalog, gguf_folder, gpus, hub, launcher, repository, serve_loop
 from engine.serving.launch import doctor as checks
-from engine.serving.launch import gguf_folder, gpus, hub, launcher, repository, serve_loop
 from engine.terminal import Console
 from engine.types import RequestError, shown
 
@@ -52,7 +53,12 @@ Host = Annotated[
 Name = Annotated[str | None, typer.Option(help="Name of the model; the last part of CHECKPOINT without it.")]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of ORG/NAME; its main branch without it.")]
 Frontends = Annotated[
-    int | None, typer.Option(min=1, help="Frontend processes over the one engine; 4 with a GPU, else 2.")
+    int | None,
+    typer.Option(
+        min=1,
+        max=repository.MAX_FRONTENDS,
+        help="Frontend processes over the one engine, of some 60 MB each; 4 with a GPU, else 2.",
+    ),
 ]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="A setting as KEY=VALUE, such as cache.num_blocks=4096.")
@@ -186,9 +192,12 @@ def add(
             decoupled=decoupled,
         )
         held = repository.held(folder, written[0])
-        if chat_template is None and not renderer.has_template(held):
-            lacks = f"note: {checkpoint} has no chat template, so chat messages cannot be rendered for it"
-            console.print(lacks, markup=False)
+        text = _text(written[0])
+        if "chat_template" not in settings and not renderer.has_template(text):
+            lacks = checkpoint if text == held else text
+            console.print(
+                f"note: {lacks} has no chat template, so chat messages cannot be rendered for it", markup=False
+            )
     except (repository.AddError, RequestError) as error:
         raise _failure(str(error)) from None
     for entry in written:
@@ -244,6 +253,11 @@ def _folder(checkpoint: str, revision: str | None) -> Path:
         raise _failure(str(error)) from None
 
 
+def _text(entry: Path) -> Path:
+    """The folder whose tokenizer and template an entry that was written takes."""
+    return parse(catalog.parameters(entry), entry).tokenizer
+
+
 def _last_part(checkpoint: str, source: Path) -> str:
     return gguf_folder.model_name(source) if gguf_folder.is_gguf(source) else Path(checkpoint).absolute().name
 
@@ -287,6 +301,8 @@ def _settings(
     if served_names:
         settings["served_names"] = json.dumps(served_names, ensure_ascii=False)
     if chat_template is not None:
+        if not chat_template.is_file():
+            raise _failure(f"--chat-template {chat_template}: there is no such file: give one with a Jinja template")
         settings["chat_template"] = str(chat_template.absolute())
     for pair in pairs:
         key, equals, value = pair.partition("=")

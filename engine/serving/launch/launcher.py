@@ -26,9 +26,8 @@ from engine.types import shown
 
 CONTAINER_SERVER = Path("/opt/tritonserver")
 WHEEL_HINT = "pip install 'nereid[server]' (it brings nvidia-pytriton 0.7.0, which carries tritonserver 2.51.0)"
-
-
 EVERY_ADDRESS = "0.0.0.0"
+_PYTHON_S = 60.0
 
 
 class LaunchError(Exception):
@@ -217,7 +216,7 @@ def environment(server: Server, progress: str | None = None, otlp_endpoint: str 
     python_path = list(dict.fromkeys([*own, *env.path_list("PYTHONPATH")]))
     path = [str(Path(sys.executable).parent), *env.path_list("PATH")]
     changes = {
-        env.PYTHON: sys.executable,
+        env.PYTHON: str(engine_python()),
         "PATH": ":".join(dict.fromkeys(path)),
         "PYTHONPATH": ":".join(python_path),
         "PYTHONDONTWRITEBYTECODE": "1",
@@ -232,6 +231,40 @@ def environment(server: Server, progress: str | None = None, otlp_endpoint: str 
     return env.inherited(**changes)
 
 
+def engine_python() -> Path:
+    """The Python that NEREID_PYTHON names, or this one. Names without a folder are looked up on the server's PATH."""
+    python = env.read().python
+    return python if len(python.parts) == 1 else python.absolute()
+
+
+def check_python(variables: dict[str, str]) -> None:
+    """Raise LaunchError when another Python than this one is to run the engine and cannot: it finds the packages of
+    this one by `variables`, which were made for one version."""
+    python, version = variables[env.PYTHON], f"{sys.version_info.major}.{sys.version_info.minor}"
+    if python == sys.executable:
+        return
+    words = [python, "-c", "import msgspec, sys; print(*sys.version_info[:2], sep='.')"]
+    try:
+        done = subprocess.run(
+            words,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_PYTHON_S,
+            check=False,
+        )
+        found = done.stdout.strip()
+        why = f"it is Python {found}" if found else (done.stderr.splitlines() or ["it is no Python"])[-1]
+    except (OSError, subprocess.TimeoutExpired) as error:
+        found, why = "", getattr(error, "strerror", None) or str(error)
+    if found != version:
+        raise LaunchError(
+            f"{env.PYTHON} is {shown(python)!r}, which cannot run the engine ({shown(why)}): unset it, or set it to a "
+            f"Python {version} with Nereid's packages"
+        )
+
+
 def start(options: Options, progress: str | None = None, **popen: object) -> subprocess.Popen[str]:
     """Start the server; it is the caller's child. Raises LaunchError when there is nothing to start."""
     check_models(options)
@@ -241,10 +274,10 @@ def start(options: Options, progress: str | None = None, **popen: object) -> sub
         catalog.compile_ahead(model_py)
     server = find_server()
     argv: Sequence[str] = command(server, options)
+    variables = environment(server, progress, options.otlp_endpoint)
+    check_python(variables)
     package = Path(__file__).resolve().parents[3]  # stubs look for `engine` in the folder they start in
-    return subprocess.Popen(  # type: ignore[call-overload]
-        argv, env=environment(server, progress, options.otlp_endpoint), text=True, cwd=package, **popen
-    )
+    return subprocess.Popen(argv, env=variables, text=True, cwd=package, **popen)  # type: ignore[call-overload]
 
 
 def check_models(options: Options) -> None:

@@ -17,6 +17,7 @@ from engine.models.reader import ConfigError
 from engine.serving.frontend import tensorrt_llm
 from engine.serving.frontend.renderer import Renderer
 from engine.serving.frontend.settings import SettingsError, parse, template_file
+from engine.serving.frontend.settings import checkpoint as settings_folder
 from engine.serving.launch import catalog, gguf_folder, weight_files
 from engine.serving.link import protocol
 from engine.serving.link.protocol import Tensor
@@ -24,6 +25,7 @@ from engine.text import Tokenizer
 from engine.types import RequestError, shown
 
 MAX_NAME = 128  # with what is added to it, a folder's name of at most 255 bytes
+MAX_FRONTENDS = 64  # processes; the engine is outrun by far fewer
 NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.-]{{0,{MAX_NAME - 1}}}")
 
 _GENERATED = "# Written by `nereid add` from engine/serving/link/protocol.py; parameters are yours to edit.\n"
@@ -160,15 +162,8 @@ def add(
 
     Refuses what a load would refuse. Raises AddError, and then nothing has been written.
     """
-    if not NAME.fullmatch(name):
-        raise AddError(
-            f"the name {shown(name)!r} cannot be a model's: use up to {MAX_NAME} letters, digits, '_', '-' and '.'"
-        )
+    _check_asked(checkpoint, name, settings)
     own = gguf_folder.is_gguf(checkpoint)
-    if not own and not (checkpoint / "config.json").is_file():
-        raise AddError(
-            f"{checkpoint} has no config.json: give a checkpoint folder in Hugging Face layout, or a GGUF file"
-        )
     folder = held(checkpoint, repository / name)
     tokenizer_name, ensemble_name = f"{name}_tokenizer", f"{name}_ensemble"
     names = [name, *([tokenizer_name] if tokenizer else []), *([ensemble_name] if ensemble else [])]
@@ -188,18 +183,36 @@ def add(
             write_llm(repository, name, parameters, frontends, decoupled)
             if own:
                 shutil.copytree(read, folder, symlinks=True)
+            text = {"model": parameters.get("tokenizer") or str(folder)}
             if tokenizer:
                 template = {key: value for key, value in parameters.items() if key == "chat_template"}
-                write_tokenizer(repository, tokenizer_name, {"model": str(folder), **template})
+                write_tokenizer(repository, tokenizer_name, {**text, **template})
             if ensemble:
                 write_ensemble(repository, ensemble_name, tokenizer_name, name)
             if tensorrt_llm_names:
-                write_tensorrt_llm(repository, name, {"model": str(folder)}, parameters, decoupled)
+                write_tensorrt_llm(repository, name, text, parameters, decoupled)
         except OSError as error:
             for entry in names:
                 shutil.rmtree(repository / entry, ignore_errors=True)
             raise AddError(f"{repository} cannot be written to: {error.strerror}") from None
     return [repository / entry for entry in names]
+
+
+def _check_asked(checkpoint: Path, name: str, settings: Mapping[str, str]) -> None:
+    """Raises AddError for arguments that no entry can be written for."""
+    if not NAME.fullmatch(name):
+        raise AddError(
+            f"the name {shown(name)!r} cannot be a model's: use up to {MAX_NAME} letters, digits, '_', '-' and '.'"
+        )
+    if "model" in settings:
+        raise AddError(
+            f"--set model={shown(settings['model'])}: the model is CHECKPOINT, {checkpoint}: leave the setting out, or "
+            "give its folder as CHECKPOINT"
+        )
+    if not gguf_folder.is_gguf(checkpoint) and not (checkpoint / "config.json").is_file():
+        raise AddError(
+            f"{checkpoint} has no config.json: give a checkpoint folder in Hugging Face layout, or a GGUF file"
+        )
 
 
 def _check_free(repository: Path, name: str, entries: Sequence[str], tensorrt_llm_names: bool) -> None:
@@ -212,7 +225,8 @@ def _check_free(repository: Path, name: str, entries: Sequence[str], tensorrt_ll
 
 
 def _checked(checkpoint: Path, settings: Mapping[str, str], entry: Path) -> dict[str, str]:
-    """The parameters of an entry besides `model`, once everything that a load would refuse has been looked at.
+    """The parameters of an entry besides `model`, once everything that a load would refuse has been looked at. Text is
+    that of the folder that the setting `tokenizer` names, where it does.
 
     Raises ConfigError, SettingsError or RequestError."""
     model, _ = registry.load(checkpoint)
@@ -221,11 +235,15 @@ def _checked(checkpoint: Path, settings: Mapping[str, str], entry: Path) -> dict
     parse({"model": str(checkpoint), **chosen}, entry)
     if chosen.get("load_format") != "dummy":
         weight_files.check(checkpoint)
-    Tokenizer.from_folder(checkpoint)
+    text = checkpoint
+    if chosen.get("tokenizer"):
+        text = settings_folder(chosen["tokenizer"], entry)
+        chosen["tokenizer"] = str(text)
+    Tokenizer.from_folder(text)
     template = chosen.get("chat_template")
     if template is not None:
         chosen["chat_template"] = template = str(template_file(template, entry))
-    Renderer(checkpoint, file=None if template is None else Path(template)).close()
+    Renderer(text, file=None if template is None else Path(template)).close()
     return chosen
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import struct
 from pathlib import Path
 
 from engine import files
@@ -12,11 +14,12 @@ from engine.types import shown
 _OTHERS = (".bin", ".pt", ".pth")
 # What a clone without Git LFS has in place of a large file begins so.
 _POINTER = b"version https://git-lfs.github.com/spec/"
+_MAX_HEADER_BYTES = 16 << 20  # that the loader reads
 
 
 def check(folder: Path) -> None:
-    """Raises ConfigError for a folder without weights, without some of the files that its index names, or with what
-    only points to them."""
+    """Raises ConfigError for a folder without weights, without some of the files that its index names, with what only
+    points to them, or with files that hold no tensor."""
     named = _indexed(folder / "model.safetensors.index.json")
     lost = [name for name in named if not (folder / name).is_file()]
     if lost:
@@ -32,10 +35,35 @@ def check(folder: Path) -> None:
             "they were cloned without Git LFS. Run `git lfs pull` there, or fetch them by nereid add ORG/NAME"
         )
     if weights:
+        _check_headers(folder, [folder / name for name in named])
         return
     others = sorted({file.suffix for file in folder.iterdir()} & set(_OTHERS))
     held = f" (it has {', '.join(others)})" if others else ""
     raise ConfigError(f"{folder} holds no *.safetensors file{held}, the one format that weights are read from")
+
+
+def _check_headers(folder: Path, named: list[Path]) -> None:
+    """The files that the loader reads: those of the index, else model.safetensors, else all."""
+    single = folder / "model.safetensors"
+    read = named or ([single] if single.is_file() else sorted(folder.glob("*.safetensors")))
+    counts = [_tensors(file) for file in read if file.is_file()]
+    if counts and not any(counts):
+        raise ConfigError(f"{read[0]} holds no tensor, so there are no weights to serve: fetch the checkpoint again")
+
+
+def _tensors(file: Path) -> int:
+    """How many tensors a safetensors file describes. Raises ConfigError for one without a whole header."""
+    try:
+        with files.open_regular(file) as stream:
+            size = os.fstat(stream.fileno()).st_size
+            head = stream.read(8)
+            length = struct.unpack("<Q", head)[0] if len(head) == 8 else size
+            if length > size - 8:
+                held = "is empty" if size == 0 else "is no safetensors file, or it is cut short in its header"
+                raise ConfigError(f"{file} {held}: fetch it again, or wait until it is whole")
+            return stream.read(min(length, _MAX_HEADER_BYTES)).count(b'"data_offsets"')
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
 
 
 def _points(file: Path) -> bool:

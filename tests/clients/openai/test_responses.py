@@ -10,7 +10,10 @@ import openai
 import pytest
 from openai import OpenAI
 
+from clients.openai.errors import ApiError
 from clients.openai.responses.answer import thinking_tokens
+from clients.openai.responses.schema import ResponsesRequest
+from clients.openai.responses.translate import chat_request
 from tests.clients.conftest import Shim
 
 pytestmark = pytest.mark.xdist_group("openai")
@@ -201,6 +204,36 @@ def test_a_schema_is_kept_to(client: OpenAI) -> None:
     )
     assert response.status == "completed"
     assert json.loads(response.output_text)["n"] in (1, 2)
+
+
+def asked(form: dict[str, Any]) -> dict[str, Any]:
+    """What a format of a response becomes as one of a chat."""
+    body = {"model": "demo", "input": "Which?", "text": {"format": form}}
+    made = chat_request(ResponsesRequest.model_validate(body), []).response_format
+    assert made is not None
+    return made.model_dump(exclude_none=True)
+
+
+def test_a_schema_beside_json_object_is_kept_to_as_in_chat() -> None:
+    form = {"type": "json_object", "schema": {"type": "object", "required": ["n"]}}
+    assert asked(form) == form
+    assert asked({"type": "json_object"}) == {"type": "json_object"}
+    assert asked({"type": "text", "schema": None, "strict": False}) == {"type": "text"}
+
+
+@pytest.mark.parametrize(
+    ("form", "field"),
+    [
+        ({"type": "text", "schema": {"type": "object"}}, "text.format.schema"),
+        ({"type": "text", "name": "n"}, "text.format.name"),
+        ({"type": "json_object", "strict": True}, "text.format.strict"),
+        ({"type": "json_object", "description": "Numbers."}, "text.format.description"),
+    ],
+)
+def test_what_does_not_go_with_the_type_of_a_format_is_refused(form: dict[str, Any], field: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        asked(form)
+    assert caught.value.param == field
 
 
 def test_strict_functions_are_taken(client: OpenAI) -> None:

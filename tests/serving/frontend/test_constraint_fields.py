@@ -62,7 +62,7 @@ def made(**fields: Any) -> Constraint | None:
         ),
         ({"response_format": {"type": "text"}}, None),
         ({"structured_outputs": {"json_object": False}}, None),
-        ({"guided_json": None, "guided_choice": [], "guided_regex": ""}, None),
+        ({"guided_json": None, "guided_choice": None, "guided_regex": None}, None),
         (
             {"structured_outputs": {"regex": "a+", "disable_any_whitespace": False, "disable_fallback": True}},
             Constraint(kind="regex", text="a+"),
@@ -119,6 +119,11 @@ def test_everyones_names(fields: dict[str, Any], expected: Constraint | None) ->
         ({"guided_regex": 7}, "guided_regex must be a string"),
         ({"guided_choice": "a"}, "guided_choice is not JSON"),
         ({"guided_choice": [1]}, "guided_choice must be a list of strings"),
+        ({"guided_choice": []}, "guided_choice is an empty list, which no answer is one of"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice is an empty list"),
+        ({"guided_regex": ""}, "guided_regex must be a string, and not an empty one; leave it out"),
+        ({"ebnf": ""}, "ebnf must be a string, and not an empty one"),
+        ({"guided_decoding_guide_type": "regex", "guided_decoding_guide": ""}, "guided_decoding_guide is missing"),
         ({"response_format": {"type": "xml"}}, "response_format.type must be"),
         ({"guided_json": SCHEMA, "beam_width": 2, "temperature": 0}, "structured_outputs cannot be combined with beam"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema is missing"),
@@ -132,3 +137,22 @@ def test_refusals_say_what_is_wrong(fields: dict[str, Any], sentence: str) -> No
     with pytest.raises(RequestError) as caught:
         made(**fields)
     assert sentence in caught.value.message
+
+
+@pytest.mark.parametrize("word", ["null", "none", "None"])
+def test_an_expression_may_be_a_word_that_elsewhere_stands_for_nothing(word: str) -> None:
+    expression = Constraint(kind="regex", text=word)
+    for fields in (
+        {"guided_regex": word},
+        {"regex": word},
+        {"structured_outputs": {"regex": word}},
+        {"guided_decoding_guide_type": "regex", "guided_decoding_guide": word},
+    ):
+        assert made(**fields) == expression
+    assert made(ebnf=word) == Constraint(kind="grammar", text=word)
+
+
+@pytest.mark.parametrize("word", ["null", "none", "None", ""])
+def test_where_a_request_parameter_cannot_be_null_its_text_asks_for_nothing(word: str) -> None:
+    for name in ("guided_json", "guided_choice", "structured_outputs", "response_format", "guided_decoding_guide_type"):
+        assert made(**{name: word}) is None

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from engine import env
 from engine.config import EngineConfig
 from engine.serving.frontend.supervisor import Supervisor
 from engine.serving.host.host import Host
@@ -19,7 +20,7 @@ from engine.serving.link.process_watch import start_time
 from engine.serving.link.run_folder import EngineState, RunFolder
 from tests.serving import scripted_host
 from tests.serving.rig import Rig
-from tests.serving.stub import tokens_of
+from tests.serving.stub import Error, tokens_of
 
 
 def no_state(folder: RunFolder) -> None:
@@ -120,6 +121,17 @@ def test_an_engine_process_that_cannot_be_started_is_tried_again(
     running.kill()
     assert len(tokens_of(request.all())) == 120
     assert not failures
+
+
+def test_a_python_that_cannot_be_run_is_named(rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
+    running = rig(restart_limit=1)
+    request = running.submit()
+    monkeypatch.setenv(env.PYTHON, "/nowhere/python")
+    running.kill()
+    with pytest.raises(
+        Error, match=r"\(/nowhere/python cannot be run \(No such file or directory\): set NEREID_PYTHON"
+    ):
+        request.all()
 
 
 def test_an_engine_that_a_signal_without_a_name_killed_is_replaced(rig: Callable[..., Rig]) -> None:

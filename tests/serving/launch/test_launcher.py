@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import shutil
 import socket
+import sys
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from engine import env
 from engine.serving.launch import catalog, launcher, repository, serve_loop
 from engine.serving.launch.cli import app
 from engine.serving.link.messages import Progress
@@ -28,6 +30,43 @@ def test_command_line_and_environment_of_the_embedded_server(tmp_path: Path) -> 
     variables = launcher.environment(server)
     assert variables["LD_LIBRARY_PATH"].startswith(str(server.library_path[0]))
     assert str(Path(launcher.__file__).parents[3]) in variables["PYTHONPATH"].split(":")
+
+
+def test_the_engine_runs_under_the_python_that_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = launcher.embedded_server(tmp_path)
+    monkeypatch.delenv(env.PYTHON, raising=False)
+    assert launcher.environment(server)[env.PYTHON] == sys.executable
+    other = tmp_path / "python-under-a-profiler"
+    other.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    other.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(env.PYTHON, f"../{tmp_path.name}/{other.name}")
+    variables = launcher.environment(server)
+    assert Path(variables[env.PYTHON]).is_absolute()  # the server starts in another folder
+    assert Path(variables[env.PYTHON]).samefile(other)
+    launcher.check_python(variables)
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        (None, "No such file or directory"),
+        ("#!/bin/sh\n", "it is no Python"),
+        ("#!/bin/sh\necho No module named msgspec >&2\n", "No module named msgspec"),
+        ("#!/bin/sh\necho 2.7\n", "it is Python 2.7"),
+    ],
+)
+def test_a_python_that_cannot_run_the_engine_is_a_sentence(
+    program: str | None, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "python"
+    if program is not None:
+        other.write_text(program)
+        other.chmod(0o755)
+    monkeypatch.setenv(env.PYTHON, str(other))
+    sentence = rf"NEREID_PYTHON is '{other}', which cannot run the engine \({why}\): unset it, or set it to a Python 3"
+    with pytest.raises(launcher.LaunchError, match=sentence):
+        launcher.check_python(launcher.environment(launcher.embedded_server(tmp_path / "cache")))
 
 
 def test_a_metrics_port_of_0_is_none(tmp_path: Path) -> None:

@@ -6,14 +6,16 @@ import errno
 import json
 import os
 import shutil
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from engine import env
 from engine.demo.make import make
-from engine.serving.launch import repository
+from engine.serving.launch import catalog, repository
 from engine.serving.launch.cli import app
 
 
@@ -72,8 +74,12 @@ def test_add_writes_tensorrt_llms_names_over_the_one_llm(checkpoint: Path, tmp_p
         (["--name", ""], "the name '' cannot be a model's"),
         (["--set", "max_model_len=64", "--set", "max_model_len=32"], "max_model_len is given twice, as 64 and as 32"),
         (["--served-name", "a", "--set", 'served_names=["b"]'], "served_names is given twice"),
+        (["--set", "model=/elsewhere"], "--set model=/elsewhere: the model is CHECKPOINT"),
+        (["--set", "tokenizer=nowhere"], "there is no checkpoint folder"),
+        (["--chat-template", "nowhere.jinja"], "--chat-template nowhere.jinja: there is no such file: give one with"),
         (["--no-tokenizer"], "give --no-ensemble too"),
         (["--no-tokenizer", "--no-ensemble", "--tensorrt-llm-names"], "leave --no-tokenizer out"),
+        (["--set", "cache.num_blocks=1"], "cache.num_blocks is 1 and must be 2 or more: one block takes what padding"),
         (["--set", "cache.num_blocks=99999999999999999999"], "it takes a whole number from 1 to 2,147,483,647"),
     ],
 )
@@ -85,6 +91,63 @@ def test_add_refuses_with_a_sentence_and_writes_nothing(
     assert sentence in " ".join(result.output.split())
     assert "Traceback" not in result.output
     assert list(tmp_path.iterdir()) == []
+
+
+def test_text_may_be_that_of_another_folder_for_all_entries(checkpoint: Path, tmp_path: Path) -> None:
+    weights, text, made = tmp_path / "weights", tmp_path / "text", tmp_path / "r"
+    shutil.copytree(checkpoint, weights, ignore=shutil.ignore_patterns("tokenizer*", "chat_template*"))
+    shutil.copytree(checkpoint, text, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
+    words = ["add", str(weights), "--name", "m", "--tensorrt-llm-names", "--model-repository", str(made)]
+    assert CliRunner().invoke(app, words).exit_code == 1
+    result = CliRunner().invoke(app, [*words, "--set", f"tokenizer={text}"])
+    assert result.exit_code == 0, result.output
+    assert "no chat template" not in result.output
+    parameters = {name: catalog.parameters(made / name) for name in ("m", "m_tokenizer", "preprocessing")}
+    assert parameters["m"] == {"model": str(weights), "tokenizer": str(text)}
+    assert parameters["m_tokenizer"] == parameters["preprocessing"] == {"model": str(text)}
+
+
+def test_a_setting_that_names_no_other_text_is_taken(checkpoint: Path, tmp_path: Path) -> None:
+    words = ["add", str(checkpoint), "--name", "m", "--model-repository", str(tmp_path), "--set", "tokenizer="]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    assert catalog.parameters(tmp_path / "m_tokenizer") == {"model": str(checkpoint)}
+
+
+@pytest.mark.parametrize("command", ["add", "serve"])
+def test_more_frontends_than_a_machine_has_use_for_are_refused(command: str, checkpoint: Path) -> None:
+    """Beside a name that neither command takes, so that nothing is ever written or started."""
+    result = CliRunner().invoke(app, [command, str(checkpoint), "--name", "a/b", "--frontends", "100000"])
+    assert result.exit_code == 2
+    assert "Invalid value for '--frontends'" in result.output
+    assert "64" in result.output
+
+
+def safetensors(header: str, weights: bytes = b"") -> bytes:
+    return struct.pack("<Q", len(header)) + header.encode() + weights
+
+
+@pytest.mark.parametrize(
+    ("held", "sentence"),
+    [
+        (b"", "c/model.safetensors is empty: fetch it again"),
+        (b"{}", "c/model.safetensors is no safetensors file, or it is cut short in its header: fetch it again"),
+        (safetensors("{}"), "c/model.safetensors holds no tensor, so there are no weights to serve"),
+        (safetensors('{"__metadata__":{"format":"pt"}}'), "c/model.safetensors holds no tensor"),
+    ],
+)
+def test_add_writes_nothing_for_weights_that_are_none(
+    checkpoint: Path, tmp_path: Path, held: bytes, sentence: str
+) -> None:
+    shutil.copytree(checkpoint, tmp_path / "c")
+    (tmp_path / "c" / "model.safetensors").write_bytes(held)
+    words = ["add", str(tmp_path / "c"), "--name", "m", "--model-repository", str(tmp_path / "r")]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 1
+    assert sentence in " ".join(result.output.split())
+    assert not (tmp_path / "r").exists()
+    (tmp_path / "c" / "model.safetensors.index.json").write_text('{"weight_map": {"a": "one.safetensors"}}')
+    shutil.copy(checkpoint / "model.safetensors", tmp_path / "c" / "one.safetensors")  # which alone is read then
+    assert CliRunner().invoke(app, words).exit_code == 0
 
 
 def test_add_writes_nothing_for_a_checkpoint_that_is_not_whole(checkpoint: Path, tmp_path: Path) -> None:
@@ -242,4 +305,17 @@ def test_add_leaves_nothing_where_it_cannot_write_all(
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 1
     assert "cannot be written to: No space left on device" in " ".join(result.output.split())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["add", "serve"])
+def test_a_python_that_cannot_read_templates_is_a_sentence(
+    command: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(env.PYTHON, "/nowhere/python")
+    words = [command, str(checkpoint), "--name", "m"]
+    result = CliRunner().invoke(app, [*words, "--model-repository", str(tmp_path)] if command == "add" else words)
+    assert result.exit_code == 1
+    said = " ".join(result.output.split())
+    assert "/nowhere/python cannot be run (No such file or directory): set NEREID_PYTHON to a Python that has" in said
     assert list(tmp_path.iterdir()) == []
