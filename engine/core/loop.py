@@ -253,11 +253,13 @@ class EngineLoop:
         self.committer.insert_prefix_blocks()
 
     def _drain(self) -> None:
+        # Counted first: what is said from here on may be of a request that is submitted meanwhile, and not taken in.
+        num_matched, num_aborted = len(self._matched), len(self._aborted)
         while self._submitted:
             self._enter(self._submitted.popleft())
-        while self._matched:
+        for _ in range(num_matched):
             self._queue_matched(*self._matched.popleft())
-        while self._aborted:
+        for _ in range(num_aborted):
             request = self._aborted.popleft()
             if request.status is not Status.FINISHED:
                 self._end(request, FinishReason.CANCELLED, None, ErrorCode.CANCELLED)

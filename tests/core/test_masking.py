@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -136,6 +136,63 @@ class HeldHarness(Harness):
         self.calls.append(("deliver", len(events)))
         if self._grammars.unmade is not None and not self._grammars.unmade.done():
             self._grammars.unmade.set_result(None)
+
+
+class Arrives(Seer):
+    """Another thread does something while the loop takes in what is said of its request."""
+
+    def __init__(self, runner: ScriptedRunner, arriving: list[Callable[[], None]]) -> None:
+        super().__init__(runner)
+        self._arriving = arriving
+
+    def close(self, given: Sequence[int]) -> None:
+        while self._arriving:
+            self._arriving.pop()()
+
+
+class ArrivingGrammars(CountingGrammars):
+    """Matchers are there at once, as of a grammar that is kept."""
+
+    def __init__(self, arriving: list[Callable[[], None]]) -> None:
+        super().__init__(enough=3)
+        self._arriving = arriving
+
+    def make(self, input: RequestInput, ready: Any) -> None:
+        matcher, arriving = CountingMatcher(3, None), self._arriving
+
+        def drafting(other: Drafter) -> Drafter:
+            while arriving:
+                arriving.pop()()
+            return other
+
+        matcher.drafting = drafting  # type: ignore[method-assign]
+        ready(matcher)
+
+
+def test_a_request_that_comes_with_its_matcher_while_matchers_are_taken_in_waits_for_the_next_step() -> None:
+    arriving: list[Callable[[], None]] = []
+    harness = HeldHarness(ArrivingGrammars(arriving), draft_tokens=2)
+    arriving.append(lambda: harness.submit("b", PROMPT[::-1], structured_outputs=HELD))
+    harness.submit("a", PROMPT, structured_outputs=HELD)
+    harness.run()
+    assert [len(harness.tokens(name)) for name in "ab"] == [3, 3]
+
+
+def test_a_request_that_comes_and_goes_while_cancelled_ones_are_taken_out_is_cancelled() -> None:
+    runner = ScriptedRunner(pool())
+    arriving: list[Callable[[], None]] = []
+    harness = Harness(runner, drafter=lambda: Arrives(runner, arriving), draft_tokens=2)
+
+    def come_and_go() -> None:
+        harness.submit("b", PROMPT[::-1])
+        harness.engine.abort("b")
+
+    harness.submit("a", PROMPT, max_tokens=100)
+    harness.step(2)
+    arriving.append(come_and_go)
+    harness.engine.abort("a")
+    harness.run()
+    assert [harness.reason(name) for name in "ab"] == [FinishReason.CANCELLED] * 2
 
 
 def test_tokens_are_delivered_while_the_next_masks_are_made() -> None:
