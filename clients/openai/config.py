@@ -133,6 +133,8 @@ class ShimConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def __post_init__(self) -> None:
         if not self.replicas:
             raise ValueError("at least one tritonserver is needed: --triton HOST:GRPC_PORT[:METRICS_PORT]")
+        if not self.host:
+            raise ValueError("--host is empty: give an address, 0.0.0.0 for every one, or leave it out for 127.0.0.1")
         if self.request_log_texts and self.request_log is None:
             raise ValueError("--request-log-texts needs --request-log FILE")
         if (self.tls_certificate is None) != (self.tls_key is None):

@@ -91,11 +91,12 @@ def _check_tls(config: ShimConfig) -> None:
         return
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        context.load_cert_chain(config.tls_certificate, config.tls_key)
+        # Without a passphrase the key would be asked for at the terminal, by every worker.
+        context.load_cert_chain(config.tls_certificate, config.tls_key, password="")
     except ssl.SSLError as error:
         raise ValueError(
             f"--tls-certificate {config.tls_certificate} and --tls-key {config.tls_key} are not a certificate and its "
-            f"key in PEM form ({error})"
+            f"key in PEM form, without a passphrase ({error})"
         ) from None
     if config.tls_client_ca is not None:
         try:

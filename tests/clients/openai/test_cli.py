@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,17 @@ def test_what_is_no_certificate_is_named_with_its_flags(tmp_path: Path) -> None:
     file.touch()
     sentence = f"--tls-certificate {file} and --tls-key {file} are not a certificate and its key in PEM form"
     assert sentence in said("--tls-certificate", str(file), "--tls-key", str(file))
+
+
+def test_a_key_with_a_passphrase_is_not_asked_for(tmp_path: Path) -> None:
+    certificate, key = tmp_path / "a.pem", tmp_path / "key.pem"
+    words = f"req -x509 -newkey rsa:2048 -passout pass:secret -subj /CN=x -keyout {key} -out {certificate}"
+    subprocess.run(["openssl", *words.split()], check=True, capture_output=True)
+    assert "without a passphrase" in said("--tls-certificate", str(certificate), "--tls-key", str(key))
+
+
+def test_no_address_is_no_address_of_all() -> None:
+    assert "--host is empty: give an address, 0.0.0.0 for every one" in said("--host", "")
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def test_no_request_made_from_the_description_breaks_the_shim(shim: Shim, tmp_pa
         shim.url,
         *flags.split(),
     ]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=150, cwd=tmp_path)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=400, cwd=tmp_path)
     assert ended.returncode == 0, ended.stdout[-6000:]
 
 
