@@ -27,7 +27,7 @@ from engine.types import (
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Unit = Annotated[float, Field(ge=0.0, le=1.0)]
-TokenName = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
+TokenName = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")]
 Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 # The engine's own bounds, in characters here: a request is refused before it is sent on n times.

@@ -80,6 +80,7 @@ def test_every_field_of_the_official_client_is_known() -> None:
         ({"kv_transfer_params": {"a": 1}}, "kv_transfer_params"),
         ({"spaces_between_special_tokens": False}, "spaces_between_special_tokens"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"05": 1}}, "logit_bias.05"),
         ({"logit_bias": {"1": 101}}, "logit_bias"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"suffix": "end"}, "suffix"),
