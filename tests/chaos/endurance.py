@@ -141,6 +141,7 @@ def soak(minutes: float) -> str:
         beat.close()
         until(lambda: not invariants.held(fleet), _SETTLE_S)  # what clients left a moment ago
         held = invariants.held(fleet)
+        held += [crash for replica in fleet.replicas for crash in invariants.crashes(replica.log())]
     first = _mean([rss for at, rss in sizes if _STEADY_S <= at < _STEADY_S + _MINUTE_S])
     last = _mean([rss for at, rss in sizes if at > sizes[-1][0] - _MINUTE_S])
     rise = sum(last.values()) / sum(first.values()) - 1

@@ -46,6 +46,7 @@ def run(fleet: Fleet, schedule: Schedule, expected: Mapping[str, Outcome], strea
     """
     _warm(fleet, schedule.seed, streams)
     before, kept = invariants.measure(fleet), invariants.keeping(fleet)
+    logs = {replica.number: len(replica.log()) for replica in fleet.replicas}
     beat, ready, load = Heartbeat(fleet), Readiness(fleet), Load(fleet, schedule.seed, streams)
     beat.start()
     ready.start()
@@ -69,6 +70,8 @@ def run(fleet: Fleet, schedule: Schedule, expected: Mapping[str, Outcome], strea
     found += invariants.readiness(looks, windows, beat)
     found += _first_text(fleet, expected)
     found += invariants.leftovers(fleet, before, kept)
+    for replica in fleet.replicas:
+        found += invariants.crashes(replica.log()[logs[replica.number] :])
     beat.close()
     broken = next((one.broken for one in weather if one.broken is not None), None)
     if broken is not None:

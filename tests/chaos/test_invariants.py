@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from tests.chaos.clients import SHIM, Ask, Outcome
-from tests.chaos.invariants import Window, recovery, requests
+from tests.chaos.invariants import Violation, Window, crashes, recovery, requests
 from tests.chaos.schedule import Fault
 
 ASK = Ask("asked", "grpc", {}, timeout_s=2.0, known=False)
@@ -67,3 +67,18 @@ def test_what_a_fault_promises_counts_where_tritonserver_did_not_abort() -> None
     assert [violation.rule for violation in recovery([failed, elsewhere])] == ["recovery"]
     (left,) = recovery([replace(aborted, problem="left 10 s after tritonserver aborted")])
     assert left.what == "7 kill-server 0: left 10 s after tritonserver aborted"
+
+
+def test_an_engine_that_ends_by_a_mistake_is_told_though_no_stream_shows_it() -> None:
+    def failed(why: str) -> str:
+        trace = f'Traceback (most recent call last):\n  File "loop.py", line 1, in run\n    x = y\n        ^\n{why}\n'
+        return f"nereid demo: the engine's loop failed\n{trace}nereid demo: the engine has failed\n"
+
+    assert crashes("nereid demo: the engine process died; 2 requests wait for the next one\n") == []
+    limits = ("MemoryError", "OSError: [Errno 28] No space left on device", "RuntimeError: x: can't allocate memory")
+    assert crashes("".join(map(failed, limits))) == []
+    mistakes = failed("ValueError: list.remove(x): x not in list") + failed("KeyError: 'a'")
+    assert crashes(mistakes) == [
+        Violation("crash", "the engine's loop ended by ValueError: list.remove(x): x not in list"),
+        Violation("crash", "the engine's loop ended by KeyError: 'a'"),
+    ]
