@@ -71,7 +71,7 @@ PACKED_EXPERTS = {
         pytest.param(DENSE, 30, ("deterministic",), marks=pytest.mark.slow),
         ({**DENSE, "quantization_config": QUANTIZATIONS["fp8"]}, 20, ("deterministic",)),
         ({**DENSE, "quantization_config": QUANTIZATIONS["fp8"]}, 60, ()),
-        (PACKED_EXPERTS, 40, ()),
+        (PACKED_EXPERTS, 25, ()),
         (DENSE, 60, ("drafts",)),
         (DENSE, 60, ("ranks", "budgets")),
     ],

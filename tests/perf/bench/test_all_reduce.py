@@ -13,6 +13,7 @@ from perf.bench.all_reduce import FEW_ROWS, main, parse_size, table
 from tests.compiled import environment
 
 
+@pytest.mark.slow
 def test_two_processes_measure_and_check_their_sums(tmp_path: Path) -> None:
     file = tmp_path / "sums.jsonl"
     command = [sys.executable, "-m", "perf.bench.all_reduce", "--json", str(file)]
