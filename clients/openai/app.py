@@ -24,7 +24,7 @@ from clients.openai.completions import complete
 from clients.openai.config import ShimConfig
 from clients.openai.encode import error_response, json_response
 from clients.openai.errors import ApiError, BackendError, from_validation
-from clients.openai.field_names import prompt_field, renamed
+from clients.openai.field_names import prompt_field
 from clients.openai.fields import HEADER, UnknownFields
 from clients.openai.gate import Gate
 from clients.openai.json_route import JsonRoute
@@ -122,12 +122,11 @@ def _request_log(config: ShimConfig) -> RequestLog | None:
 def _errors(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
     async def api(http: Request, error: ApiError) -> Response:
-        return error_response(renamed(error, http.url.path), http.scope)
+        return error_response(error, http.scope)
 
     @app.exception_handler(BackendError)
     async def backend(http: Request, error: BackendError) -> Response:
-        path = http.url.path
-        return error_response(renamed(error.to_api(prompt_field(path)), path), http.scope)
+        return error_response(error.to_api(prompt_field(http.url.path)), http.scope)
 
     @app.exception_handler(RequestValidationError)
     async def validation(http: Request, error: RequestValidationError) -> Response:
@@ -136,8 +135,7 @@ def _errors(app: FastAPI) -> None:
     @app.exception_handler(ValidationError)
     async def translated(http: Request, error: ValidationError) -> Response:
         """A request of another API that chat does not take."""
-        found = from_validation(error.errors(include_url=False))
-        return error_response(renamed(found, http.url.path), http.scope)
+        return error_response(from_validation(error.errors(include_url=False)), http.scope)
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:
