@@ -30,7 +30,7 @@ _ENDING = "has no available versions"  # what a server that is ending says of it
 _INHERITED_FDS = 64  # a stub that is started under load has tritonserver's open connections
 _CUT = re.compile(r"failed to connect|Socket closed|[Cc]onnection|Broken|RST_STREAM|GOAWAY|no longer in valid state")
 # What an engine says of the exception that its loop ended by, and those that limits of the machine make.
-_FAILED = re.compile(r"the engine's loop failed\nTraceback.*?\n(?=\w)(?P<why>.+)", re.DOTALL)
+_FAILED = re.compile(r"the engine's loop failed\nTraceback.*?\n(?=\w)(?P<why>[^\n]+)", re.DOTALL)
 _LIMITED = re.compile(r"MemoryError|OSError|\w+IOError|.*can't allocate memory")
 _MORE_RSS, _MORE_RSS_BYTES = 1.3, 80 << 20
 
@@ -224,14 +224,8 @@ def measure(fleet: Fleet) -> dict[str, Usage]:
 
 def crashes(log: str) -> list[Violation]:
     """Engines whose loop an exception ended: the next one goes on with their streams, so that no request shows it."""
-    found = (said["why"].partition("\n")[0] for said in map(_FAILED.match, _parts(log)) if said is not None)
-    return [Violation("crash", f"the engine's loop ended by {why}") for why in found if not _LIMITED.match(why)]
-
-
-def _parts(log: str) -> list[str]:
-    """The log from each failure on."""
-    mark = "the engine's loop failed"
-    return [mark + part for part in log.split(mark)[1:]]
+    ends = [found["why"] for found in _FAILED.finditer(log)]
+    return [Violation("crash", f"the engine's loop ended by {why}") for why in ends if not _LIMITED.match(why)]
 
 
 def keeping(fleet: Fleet) -> set[int]:
