@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -40,6 +41,10 @@ TOLERANCES = {
 ROUNDED = Tolerance(max_rel=8e-2, rms=5e-3)
 
 
+# Numbers of a tensor that are drawn together.
+_DRAWN_AT_ONCE = 1 << 28
+
+
 def tolerance_of(case: Case, tensor: torch.Tensor) -> Tolerance:
     """For one of a case's results: 8-bit floats have their own."""
     return ROUNDED if tensor.dtype == torch.float8_e4m3fn else case.tolerance
@@ -53,6 +58,12 @@ def seeded(device: torch.device, seed: int = 0) -> torch.Generator:
 def randn(
     generator: torch.Generator, device: torch.device, dtype: torch.dtype, *shape: int, scale: float = 1.0
 ) -> torch.Tensor:
+    if len(shape) > 2 and math.prod(shape) > _DRAWN_AT_ONCE:
+        # Experts of real sizes: in float32 they would take twice the memory.
+        made = torch.empty(shape, device=device, dtype=dtype)
+        for part in made:
+            part.copy_(randn(generator, device, dtype, *shape[1:], scale=scale))
+        return made
     drawn = torch.randn(shape, generator=generator, device=generator.device)
     return drawn.mul_(scale).to(device=device, dtype=dtype)
 

@@ -54,13 +54,14 @@ def paged_attention(
         keys = held_k.transpose(0, 1).reshape(g, -1, q.shape[-1])[:, : length - first_block * block_size]
         values = held_v.transpose(0, 1).reshape(g, -1, out.shape[-1])[:, : length - first_block * block_size]
         rows = q[lo:hi].transpose(0, 1).reshape(g, h // g * (hi - lo), -1).float()
-        s = (rows @ keys.float().transpose(1, 2) * (scale * scales.k)).view(h, hi - lo, -1)
+        # In place: scores of a long prompt take as much memory as a GPU has.
+        s = (rows @ keys.float().transpose(1, 2)).mul_(scale * scales.k).view(h, hi - lo, -1)
         if softcap is not None:
             s = softcap * torch.tanh(s / softcap)
         p = torch.arange(length - (hi - lo), length, device=q.device)[:, None]
         j = torch.arange(first_block * block_size, length, device=q.device)[None]
         seen = j <= p if window is None else (j <= p) & (j > p - window)
-        s = s.masked_fill(~seen, float("-inf"))
+        s.masked_fill_(~seen, float("-inf"))
         if sinks is not None:
             s = torch.cat((s, sinks.float()[:, None, None].expand(h, hi - lo, 1)), dim=-1)
         w = torch.softmax(s, dim=-1)[..., : keys.shape[1]]
