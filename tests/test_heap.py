@@ -70,3 +70,10 @@ def test_rings_that_came_since_do_not_pile_up() -> None:
 def test_freed_memory_goes_back() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     assert int(done.stdout) > 40_000_000
+
+
+def test_what_is_freed_while_serving_goes_back_too() -> None:
+    regularly = "import time; heap._TRIM_S = 0.1; heap.keep_trimmed(); time.sleep(1)"
+    program = PROGRAM.replace("heap.trim_malloc()", regularly)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert int(done.stdout) > 40_000_000

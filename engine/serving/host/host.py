@@ -399,6 +399,7 @@ class Host:
                 self._progress_socket = watcher(address)
             self._engine = self._factory(self._config, self._progress)
             heap.trim_malloc()
+            heap.keep_trimmed()
         except (RequestError, ValueError, OSError, RuntimeError, MemoryError) as error:
             logger.debug("load failed", exc_info=True)
             self._failure = str(error) or type(error).__name__
