@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import struct
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -28,3 +30,22 @@ def read(file: Path, most: int) -> bytes:
     if len(data) > most:
         raise OSError(errno.EFBIG, f"it holds more than {most} bytes")
     return data
+
+
+@dataclass(frozen=True)
+class Header:
+    """Of a safetensors file. text: its JSON, as much of it as was asked for. length: of all of it. size: the file's, in
+    bytes; the numbers of tensors begin behind 8 + length."""
+
+    text: bytes
+    length: int
+    size: int
+
+
+def safetensors_header(file: Path, most: int) -> Header | None:
+    """Up to `most` bytes of it; None where the file ends before its header does. Raises OSError as `open_regular`."""
+    with open_regular(file) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        head = stream.read(8)
+        length = struct.unpack("<Q", head)[0] if len(head) == 8 else size
+        return Header(stream.read(min(length, most)), length, size) if length <= size - 8 else None

@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import struct
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -251,17 +250,14 @@ def _placed(index: Path) -> dict[str, str]:
 
 def _header(file: Path) -> list[Entry]:
     try:
-        with files.open_regular(file) as stream:
-            size = os.fstat(stream.fileno()).st_size
-            head = stream.read(8)
-            length = struct.unpack("<Q", head)[0] if len(head) == 8 else size
-            if length > size - 8:
-                raise WeightsError(f"{file} is no safetensors file, or it is cut short in its header")
-            if length > MAX_HEADER_BYTES:
-                raise WeightsError(f"{file} has a header of {length} bytes; at most {MAX_HEADER_BYTES} are read")
-            text = stream.read(length)
+        header = files.safetensors_header(file, MAX_HEADER_BYTES)
     except OSError as error:
         raise WeightsError(f"{file} cannot be read: {error.strerror}") from None
+    if header is None:
+        raise WeightsError(f"{file} is no safetensors file, or it is cut short in its header")
+    text, length, size = header.text, header.length, header.size
+    if length > MAX_HEADER_BYTES:
+        raise WeightsError(f"{file} has a header of {length} bytes; at most {MAX_HEADER_BYTES} are read")
     count = text.count(b'"data_offsets"')
     if count > MAX_TENSORS:
         raise WeightsError(f"{file} holds {count} tensors; at most {MAX_TENSORS} of one file are read")

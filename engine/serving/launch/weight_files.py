@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import struct
+import re
 from pathlib import Path
 
 from engine import files
@@ -15,11 +14,12 @@ _OTHERS = (".bin", ".pt", ".pth")
 # What a clone without Git LFS has in place of a large file begins so.
 _POINTER = b"version https://git-lfs.github.com/spec/"
 _MAX_HEADER_BYTES = 16 << 20  # that the loader reads
+_ENDS = re.compile(rb'"data_offsets"\s*:\s*\[\s*\d{1,19}\s*,\s*(\d{1,19})')
 
 
 def check(folder: Path) -> None:
     """Raises ConfigError for a folder without weights, without some of the files that its index names, with what only
-    points to them, or with files that hold no tensor."""
+    points to them, or with files that hold no tensor or are cut short."""
     named = _indexed(folder / "model.safetensors.index.json")
     lost = [name for name in named if not (folder / name).is_file()]
     if lost:
@@ -52,18 +52,18 @@ def _check_headers(folder: Path, named: list[Path]) -> None:
 
 
 def _tensors(file: Path) -> int:
-    """How many tensors a safetensors file describes. Raises ConfigError for one without a whole header."""
+    """How many tensors a safetensors file describes. Raises ConfigError for one that is not whole."""
     try:
-        with files.open_regular(file) as stream:
-            size = os.fstat(stream.fileno()).st_size
-            head = stream.read(8)
-            length = struct.unpack("<Q", head)[0] if len(head) == 8 else size
-            if length > size - 8:
-                held = "is empty" if size == 0 else "is no safetensors file, or it is cut short in its header"
-                raise ConfigError(f"{file} {held}: fetch it again, or wait until it is whole")
-            return stream.read(min(length, _MAX_HEADER_BYTES)).count(b'"data_offsets"')
+        header = files.safetensors_header(file, _MAX_HEADER_BYTES)
+        if header is None:
+            held = "is no safetensors file, or it is cut short in its header" if file.stat().st_size else "is empty"
+            raise ConfigError(f"{file} {held}: fetch it again, or wait until it is whole")
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
+    ends = [int(end) for end in _ENDS.findall(header.text)]
+    if ends and (lost := 8 + header.length + max(ends) - header.size) > 0:
+        raise ConfigError(f"{file} is cut short by {lost} bytes: fetch it again, or wait until it is whole")
+    return len(ends)
 
 
 def _points(file: Path) -> bool:

@@ -133,6 +133,10 @@ def safetensors(header: str, weights: bytes = b"") -> bytes:
         (b"{}", "c/model.safetensors is no safetensors file, or it is cut short in its header: fetch it again"),
         (safetensors("{}"), "c/model.safetensors holds no tensor, so there are no weights to serve"),
         (safetensors('{"__metadata__":{"format":"pt"}}'), "c/model.safetensors holds no tensor"),
+        (
+            safetensors('{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}', b"1234567"),
+            "c/model.safetensors is cut short by 1 bytes: fetch it again",
+        ),
     ],
 )
 def test_add_writes_nothing_for_weights_that_are_none(
