@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from threading import Lock
 from typing import Any
 
 import torch
@@ -29,9 +28,8 @@ class Workspace:
     fast_sums: many rows of 8-bit floats with scales by rows may be added up in the tensor cores' own precision.
     scaled_products: what multiplies many rows of 8-bit floats; None when `tuned_gemms` is switched off.
 
-    lock: held by launches that threads make in streams of their own (`repack`, `round_rows`).
-
-    Other launches that share a workspace must run in one stream order.
+    Launches that share a workspace must run in one stream order, but for those of loading (`repack`, `round_rows`),
+    which use none of it.
     """
 
     def __init__(
@@ -43,7 +41,6 @@ class Workspace:
         self.products = Products() if tuned_gemms else None
         self.scaled_products = ScaledProducts() if tuned_gemms else None
         self.fast_sums = fast_sums
-        self.lock = Lock()
         self._counters: dict[tuple[str, int], torch.Tensor] = {}
         self._side: torch.cuda.Stream | None = None
         self._launcher: Launcher | None = None

@@ -1,7 +1,7 @@
 """Fills a model's parameters from a checkpoint by rules, and checks both sides: every parameter filled exactly once,
 every tensor used or known to be unused.
 
-`staging` brings the bytes there.
+`runs` says which bytes, and `staging` brings them there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import torch
 
 from engine.weights.checkpoint import Checkpoint, Entry, Files, WeightsError, listed
 from engine.weights.rules import Rule
-from engine.weights.staging import BUFFER_BYTES, Made, Piece, Progress, copy
+from engine.weights.runs import BUFFER_BYTES, Made, Piece
+from engine.weights.staging import Progress, copy
 
 FLOATS = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
 INTS = frozenset({torch.int64, torch.int32})

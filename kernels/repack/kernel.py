@@ -80,7 +80,7 @@ def repack(
 ) -> torch.Tensor:
     """words → [N, ceil(K · bits / 32)] int32, packed along inputs. Shapes as in the reference.
 
-    Threads may call it at once, each in a stream of its own: it keeps nothing between launches.
+    It keeps nothing between launches, which may run in any stream.
     """
     words = words if words.stride(1) == 1 else words.contiguous()
     stored, columns = words.shape
@@ -96,7 +96,5 @@ def repack(
         about = (outputs, inputs, width, words.stride(0))
         options = {"BITS": bits, "IS_AWQ": layout == "awq", "IS_TURNED": layout == "pack-quantized"}
         launch = workspace.launch(_repack, (tiles, cdiv(width, _BLOCK)))
-        # One thread compiles the kernel, and the others wait for it.
-        with workspace.lock:
-            launch(words, places, out, *about, **options, HAS_ORDER=places is not None, BLOCK=_BLOCK, num_warps=4)
+        launch(words, places, out, *about, **options, HAS_ORDER=places is not None, BLOCK=_BLOCK, num_warps=4)
     return out

@@ -52,10 +52,7 @@ def _round(
 
 
 def round_rows(workspace: Workspace, rows: torch.Tensor, kind: Kind) -> tuple[torch.Tensor, torch.Tensor]:
-    """See the reference.
-
-    Threads may call it at once, each in a stream of its own: it keeps nothing between launches.
-    """
+    """See the reference. It keeps nothing between launches, which may run in any stream."""
     rows = rows if rows.stride(1) == 1 else rows.contiguous()
     n, k = rows.shape
     if kind == "int4":
@@ -68,11 +65,9 @@ def round_rows(workspace: Workspace, rows: torch.Tensor, kind: Kind) -> tuple[to
     scales = torch.empty(n, groups, dtype=scales_of, device=rows.device)
     block = max(group, next_power_of_2(k))
     launch = workspace.launch(_round, (n,))
-    # One thread compiles the kernel, and the others wait for it.
-    with workspace.lock:
-        launch(
-            rows, numbers, scales, k, width, groups, rows.stride(0),
-            GROUP=group, BLOCK=block, SPAN=ends.span, LOW=ends.low, HIGH=ends.high, SMALLEST=SMALLEST_SCALE,
-            WHOLE=kind != "fp8", EACH=each, num_warps=min(16, max(1, block // _LANES)),
-        )  # fmt: skip
+    launch(
+        rows, numbers, scales, k, width, groups, rows.stride(0),
+        GROUP=group, BLOCK=block, SPAN=ends.span, LOW=ends.low, HIGH=ends.high, SMALLEST=SMALLEST_SCALE,
+        WHOLE=kind != "fp8", EACH=each, num_warps=min(16, max(1, block // _LANES)),
+    )  # fmt: skip
     return numbers, scales

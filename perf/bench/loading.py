@@ -38,6 +38,7 @@ from engine.parallel.communicator import Communicator
 from engine.runner.build import build_runner, device_of
 from engine.weights import loader, staging
 from engine.weights.checkpoint import Checkpoint, Files
+from kernels.compilation.variant import prepare
 from perf.bench.engine import config_from
 from perf.provenance import provenance
 
@@ -198,6 +199,8 @@ def plain(folder: Path, device: torch.device, rank: int, size: int) -> dict[str,
 def load(config: EngineConfig, rank: int) -> dict[str, float]:
     """Build a decoder and have it filled. peak_mb: memory of the host beyond what was there before and, on a CPU,
     beyond the parameters."""
+    if device_of(config).type == "cuda":
+        prepare()  # which an engine does while it imports torch
     seen: dict[str, float] = {}
     materialize, fill = Loaded.materialize, loader.load
     size, kept = config.parallel.tensor, 0

@@ -1,10 +1,7 @@
-"""Words are repacked number by number, whatever their sizes, and by several threads at once."""
+"""Words are repacked number by number, whatever their sizes."""
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,22 +36,3 @@ def test_numbers_of_any_sizes(
     assert torch.equal(OP.reference(words, layout, bits, n, places), wanted)
     there = None if places is None else places.to(device)
     assert torch.equal(bound(OP)(words.to(device), layout, bits, n, there).cpu(), wanted)
-
-
-@pytest.mark.parametrize("layout", ["awq", "gptq"])
-def test_threads_repack_at_once_each_in_its_own_stream(layout: Stored, device: torch.device) -> None:
-    words = randint(seeded(device), device, -(1 << 31), 1 << 31, 96, 40)
-
-    def made(part: torch.Tensor) -> torch.Tensor:
-        outputs = 8 * part.shape[1] if layout == "awq" else part.shape[1]
-        if device.type == "cpu":
-            return bound(OP)(part, layout, 4, outputs)
-        torch.cuda.synchronize()
-        with torch.cuda.stream(torch.cuda.Stream(device)):
-            result = bound(OP)(part, layout, 4, outputs)
-            torch.cuda.current_stream().synchronize()
-            return result
-
-    with ThreadPoolExecutor(8) as pool:
-        parts = list(pool.map(made, words.split(5, dim=1)))
-    assert torch.equal(torch.cat(parts), OP.reference(words, layout, 4, 320 if layout == "awq" else 40))

@@ -1,10 +1,7 @@
-"""Rows are rounded number by number, whatever their sizes, and by several threads at once."""
+"""Rows are rounded number by number, whatever their sizes."""
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,22 +33,3 @@ def test_numbers_of_any_sizes(
     for want, on_cpu, on_device in zip(wanted, made, there, strict=True):
         assert torch.equal(on_cpu.float(), want.float())
         assert torch.equal(on_device.cpu().float(), want.float())
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_threads_round_at_once_each_in_its_own_stream(kind: Kind, device: torch.device) -> None:
-    rows = randn(seeded(device), device, torch.bfloat16, 40, 96)
-
-    def made(part: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        if device.type == "cpu":
-            return bound(OP)(part, kind)
-        torch.cuda.synchronize()
-        with torch.cuda.stream(torch.cuda.Stream(device)):
-            result = bound(OP)(part, kind)
-            torch.cuda.current_stream().synchronize()
-            return result
-
-    with ThreadPoolExecutor(8) as pool:
-        parts = list(pool.map(made, rows.split(5)))
-    for at, want in enumerate(OP.reference(rows, kind)):
-        assert torch.equal(torch.cat([part[at].view(torch.int8) for part in parts]), want.view(torch.int8))

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from engine.weights import staging
+from engine.weights import runs, staging
 from engine.weights.checkpoint import Checkpoint, Entry
+from engine.weights.runs import Made, Piece
 from engine.weights.transforms import RowScales
 
 ROWS = 24
@@ -29,7 +30,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Entry, torch.Tenso
 def read(entry: Entry) -> torch.Tensor:
     """As the loader copies it."""
     view = torch.full(entry.shape, -1.0)
-    staging.copy([staging.Piece(entry, view)])
+    staging.copy([Piece(entry, view)])
     return view
 
 
@@ -47,7 +48,7 @@ def test_runs_of_rows_stand_one_behind_the_other(
 
 
 def test_large_runs_are_read_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging, "BUFFER_BYTES", 64)
+    monkeypatch.setattr(runs, "BUFFER_BYTES", 64)
     tensor = torch.randn(40, 5)
     save_file({"w": tensor}, tmp_path / "model.safetensors")
     kept = Checkpoint.open(tmp_path).entries["w"].runs([(1, 14), (20, 22), (23, 40)])
@@ -59,5 +60,5 @@ def test_what_is_made_of_runs_is_made_of_all_of_them(tmp_path: Path) -> None:
     scales = torch.rand(9, 1).to(torch.float8_e4m3fn)
     save_file({"s": scales}, tmp_path / "model.safetensors")
     kept, view = Checkpoint.open(tmp_path).entries["s"].runs([(0, 2), (5, 9)]), torch.zeros(6, 1)
-    staging.copy([staging.Made((kept,), ((view,),), RowScales())])
+    staging.copy([Made((kept,), ((view,),), RowScales())])
     assert torch.equal(view, torch.cat((scales[:2].float(), scales[5:].float())))

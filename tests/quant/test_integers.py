@@ -17,7 +17,7 @@ from engine.quant.method import Method
 from engine.quant.plan import plan, spare_biases
 from engine.quant.scheme import Fp8Scheme, Int8Scheme, PackedScheme
 from engine.quant.weight import Weight
-from engine.weights import loader, staging
+from engine.weights import loader, runs, staging
 from engine.weights.checkpoint import Checkpoint, WeightsError
 from engine.weights.rules import Concat, Rule, Stack, StackConcat
 from kernels.registry import Op
@@ -153,14 +153,14 @@ def test_a_matrix_that_is_repacked_in_parts_has_the_same_bits(
 ) -> None:
     tensors, _ = stored(pack, {"m.layers.0.q": drawn(40, 96), "m.layers.0.k": drawn(24, 96)})
     whole = loaded(tmp_path, tensors, said, QKV, 64, 96)
-    monkeypatch.setattr(staging, "BUFFER_BYTES", 100)
+    monkeypatch.setattr(runs, "BUFFER_BYTES", 100)
     monkeypatch.setattr(reference, "BLOCK_BYTES", 100)
     parts = dict(loaded(tmp_path, tensors, said, QKV, 64, 96).named_parameters())
     for name, parameter in whole.named_parameters():
         assert torch.equal(parts[name], parameter), name
 
 
-@pytest.mark.parametrize("buffer_bytes", [100, staging.BUFFER_BYTES])
+@pytest.mark.parametrize("buffer_bytes", [100, runs.BUFFER_BYTES])
 @pytest.mark.parametrize("dense", [False, True])
 @pytest.mark.parametrize(("said", "pack"), FORMS)
 def test_kernels_repack_to_the_bits_of_references(
@@ -175,8 +175,9 @@ def test_kernels_repack_to_the_bits_of_references(
 
     tensors, _ = stored(pack, {"m.layers.0.q": drawn(40, 96), "m.layers.0.k": drawn(24, 96)})
     wanted = loaded(tmp_path, tensors, said, QKV, 64, 96, dense=dense)
-    monkeypatch.setattr(staging, "BUFFER_BYTES", buffer_bytes)
-    monkeypatch.setattr(staging, "MADE_BYTES", {kind: {"rows": 100, "columns": 100} for kind in ("cpu", "cuda")})
+    monkeypatch.setitem(staging.THREADS, "cpu", 1)  # the interpreter runs one launch at a time
+    monkeypatch.setattr(runs, "BUFFER_BYTES", buffer_bytes)
+    monkeypatch.setattr(runs, "MADE_BYTES", {kind: {"rows": 100, "columns": 100} for kind in ("cpu", "cuda")})
     ops = SimpleNamespace(repack=repack)
     parts = dict(loaded(tmp_path, tensors, said, QKV, 64, 96, dense=dense, ops=ops, device=device).named_parameters())
     for name, parameter in wanted.named_parameters():

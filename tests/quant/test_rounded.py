@@ -17,7 +17,7 @@ from engine.quant.formats.rounded import Kind
 from engine.quant.plan import plan, shared_apart
 from engine.quant.weight import Weight
 from engine.runner.build import build_runner
-from engine.weights import loader, staging
+from engine.weights import loader, runs, staging
 from engine.weights.checkpoint import Checkpoint, WeightsError
 from engine.weights.rules import Rule, SharedBehind, SharedBehindConcat, concat
 from kernels.registry import Op
@@ -70,6 +70,7 @@ def test_a_kernel_rounds_to_the_bits_of_the_reference(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind
 ) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    monkeypatch.setitem(staging.THREADS, "cpu", 1)  # the interpreter runs one launch at a time
     interpreter.complete_casts(monkeypatch)
     launched: list[int] = []
 
@@ -79,7 +80,7 @@ def test_a_kernel_rounds_to_the_bits_of_the_reference(
 
     tensors, rule = {"w.weight": drawn(40, 80).bfloat16()}, Rule("w", ("w.weight",))
     wanted = loaded(tmp_path, tensors, rule, (40, 80), kind)
-    monkeypatch.setattr(staging, "MADE_BYTES", {kind: {"rows": 2000, "columns": 2000} for kind in ("cpu", "cuda")})
+    monkeypatch.setattr(runs, "MADE_BYTES", {kind: {"rows": 2000, "columns": 2000} for kind in ("cpu", "cuda")})
     ops = SimpleNamespace(round_rows=round_rows)
     made = dict(loaded(tmp_path, tensors, rule, (40, 80), kind, ops=ops, device=device).named_parameters())
     for name, parameter in wanted.named_parameters():
@@ -108,7 +109,7 @@ def by_definition(kind: Kind, source: torch.Tensor) -> tuple[torch.Tensor, torch
 def test_a_matrix_is_read_once_in_parts_and_rounded_to_the_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind, dtype: torch.dtype
 ) -> None:
-    monkeypatch.setattr(staging, "BUFFER_BYTES", 1000)
+    monkeypatch.setattr(runs, "BUFFER_BYTES", 1000)
     source = (drawn(40, 80) * 3).to(dtype)
     source[3], source[:, :32] = 0, source[:, :32] * 1e-4
     reports: list[tuple[int, int]] = []
