@@ -1,4 +1,4 @@
-"""Bytes reach parameters as they are in the file: straight, in parts, or through a transform."""
+"""Bytes reach parameters as they are in the file: straight, in parts, or through a transform, on either way."""
 
 from __future__ import annotations
 
@@ -149,13 +149,6 @@ def test_what_may_be_cut_is_made_part_by_part(
     if device.type == "cpu":
         assert len(read) == reads
     assert sum(read) == tensor.nbytes
-
-
-def test_columns_that_rows_do_not_fill_evenly_are_made_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "BUFFER_BYTES", 8)
-    entry = stored(tmp_path, numbers(12, 6, torch.float32))
-    pieces = runs._chunks(Made((entry,), ((torch.zeros(6, 5),),), Doubled("columns")), runs.MADE_BYTES["cpu"])
-    assert len(list(pieces)) == 1
 
 
 def test_a_transform_that_refuses_names_the_source(tmp_path: Path, device: torch.device) -> None:
