@@ -38,7 +38,8 @@ class Layout:
     words: int
 
 
-@lru_cache(maxsize=4096)
+# Graphs have some hundreds of shapes. A CPU has a shape for each step, and makes a layout in microseconds.
+@lru_cache(maxsize=512)
 def layout_of(entries: int, tokens: int, longer: int = 0) -> Layout:
     """Of query_start, context_len, rows, out_rows, last, positions and entries, in the buffer's order. Behind them,
     where `longer` entries may draft, stand each entry's count, start and size, and all proposals: in the step under

@@ -11,7 +11,6 @@ import json
 import os
 import platform
 import signal
-import statistics
 import subprocess
 import sys
 import time
@@ -142,8 +141,8 @@ def soak(minutes: float) -> str:
         until(lambda: not invariants.held(fleet), _SETTLE_S)  # what clients left a moment ago
         held = invariants.held(fleet)
         held += [crash for replica in fleet.replicas for crash in invariants.crashes(replica.log())]
-    first = _mean([rss for at, rss in sizes if _STEADY_S <= at < _STEADY_S + _MINUTE_S])
-    last = _mean([rss for at, rss in sizes if at > sizes[-1][0] - _MINUTE_S])
+    first = _least([rss for at, rss in sizes if _STEADY_S <= at < _STEADY_S + _MINUTE_S])
+    last = _least([rss for at, rss in sizes if at > sizes[-1][0] - _MINUTE_S])
     rise = sum(last.values()) / sum(first.values()) - 1
     each = ", ".join(f"{name} {first.get(name, 0) / 2**20:.0f} to {size / 2**20:.0f}" for name, size in last.items())
     whole = ", ".join(f"{sum(rss.values()) / 2**20:.0f}" for rss in _each_ten_minutes(sizes))
@@ -159,9 +158,9 @@ def _each_ten_minutes(sizes: list[tuple[float, dict[str, int]]]) -> list[dict[st
     return list({at // (10 * _MINUTE_S): rss for at, rss in sizes}.values())
 
 
-def _mean(samples: list[dict[str, int]]) -> dict[str, float]:
-    """Bytes by part and role, on average."""
-    return {name: statistics.mean(sample.get(name, 0) for sample in samples) for name in samples[-1]}
+def _least(samples: list[dict[str, int]]) -> dict[str, int]:
+    """Bytes by part and role, the fewest: renderers of chats come and go, and so do bodies."""
+    return {name: min(sample.get(name, 0) for sample in samples) for name in samples[-1]}
 
 
 def _one_layer(checkpoint: Path) -> None:
