@@ -54,6 +54,7 @@ class ResponseStore:
         self._base = sqlite3.connect(path or ":memory:", timeout=30, check_same_thread=False, isolation_level=None)
         self._base.execute("PRAGMA journal_mode=WAL")
         self._base.execute("PRAGMA synchronous=OFF")  # it does not outlive the shim
+        self._base.execute("PRAGMA cache_size=-256")  # KiB: the system has the file's pages for all workers
         self._base.execute(_TABLE)
 
     async def put(self, response_id: str, owner: str, stored: Stored) -> None:
