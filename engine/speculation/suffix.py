@@ -11,7 +11,7 @@ from engine.speculation.ngram import Ngrams
 
 # Tokens of the longest suffix that is looked up, and of the shortest that counts.
 DEEPEST, LEAST = 24, 3
-# Nodes and tokens of a tree; when it has them a new one is begun, and the one before it is let go: 20 MB each.
+# Nodes and tokens of a tree; when it has them a new one is begun, and the one before it is let go: 15 MB each.
 MAX_NODES, MAX_TOKENS = 1 << 17, 1 << 18
 # Tokens that wait to be taken in, and how many a proposal takes in: each costs some microseconds.
 MAX_WAITING, TAKEN = 1 << 15, 8
@@ -26,13 +26,15 @@ class SuffixTree:
 
     A node is a run that stood in two places at least, or a leaf: one that stood in one, where the text says what
     follows. _counts: places where a node's run stood; _best: its child that stood in most of them, the later of equals;
-    _places: where a leaf's text goes on, −1 for a node with children.
+    _places: where a leaf's text goes on, −1 for a node with children. _firsts: a node's first child, the only one of
+    most; _children: the others, by node and token. 0: none.
     """
 
     def __init__(self, deepest: int = DEEPEST) -> None:
         self._deepest = deepest
         self._text = array("i")
         self._children: dict[int, int] = {}
+        self._firsts = array("i", [0])
         self._tokens = array("i", [0])
         self._counts = array("i", [0])
         self._best = array("i", [0])
@@ -72,14 +74,14 @@ class SuffixTree:
 
     def _insert(self, start: int) -> None:
         """The suffix of the text that begins at `start`, as far as it is known already and one token further."""
-        text, children, counts, places = self._text, self._children, self._counts, self._places
+        text, counts, places = self._text, self._counts, self._places
         node = 0
         for at in range(start, start + self._deepest):
             token = text[at]
             if token == _END:
                 return
-            child = children.get(node << _SHIFT | token)
-            if child is None:
+            child = self._child(node, token)
+            if not child:
                 self._add(node, token, at + 1, 1)
                 return
             counts[child] += 1
@@ -98,7 +100,11 @@ class SuffixTree:
 
     def _add(self, node: int, token: int, place: int, count: int) -> None:
         child = len(self._counts)
-        self._children[node << _SHIFT | token] = child
+        if self._firsts[node]:
+            self._children[node << _SHIFT | token] = child
+        else:
+            self._firsts[node] = child
+        self._firsts.append(0)
         self._tokens.append(token)
         self._counts.append(count)
         self._best.append(0)
@@ -106,6 +112,10 @@ class SuffixTree:
         best = self._best[node]
         if not best or count >= self._counts[best]:
             self._best[node] = child
+
+    def _child(self, node: int, token: int) -> int:
+        first = self._firsts[node]
+        return first if first and self._tokens[first] == token else self._children.get(node << _SHIFT | token, 0)
 
     def following(self, tokens: Sequence[int], count: int, longer: int = 0) -> tuple[int, list[int]]:
         """How many of the last of `tokens` are known, more than `longer`, and up to `count` tokens that most likely
@@ -122,8 +132,8 @@ class SuffixTree:
         """The node of a run, and in a leaf's text the place behind it; (0, -1) where it is not known."""
         node = 0
         for i, token in enumerate(tokens):
-            child = self._children.get(node << _SHIFT | token)
-            if child is None:
+            child = self._child(node, token)
+            if not child:
                 return 0, -1
             node, place = child, self._places[child]
             if place >= 0:
