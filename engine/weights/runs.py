@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -27,8 +28,28 @@ ALIGNMENT, READ_ALIGNMENT = 64, 16
 GAP_BYTES = 64 << 10
 
 
+class _HasEntries(Protocol):
+    @property
+    def entries(self) -> tuple[Entry, ...]: ...
+
+
+class _OfEntries:
+    """What fills parameters of some tensors of files."""
+
+    __slots__ = ()
+
+    @property
+    def parts(self: _HasEntries) -> list[Entry]:
+        """What can be read at once."""
+        return [part for entry in self.entries for part in entry.parts]
+
+    @property
+    def num_bytes(self: _HasEntries) -> int:
+        return sum(entry.num_bytes for entry in self.entries)
+
+
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(_OfEntries):
     """One source and the part of a parameter that it fills. beside: others whose rows lie between its own."""
 
     entry: Entry
@@ -38,15 +59,6 @@ class Piece:
     @property
     def entries(self) -> tuple[Entry, ...]:
         return (self.entry, *(piece.entry for piece in self.beside))
-
-    @property
-    def parts(self) -> list[Entry]:
-        """What can be read at once."""
-        return [part for entry in self.entries for part in entry.parts]
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(entry.num_bytes for entry in self.entries)
 
     @property
     def target(self) -> torch.Tensor | None:
@@ -61,22 +73,13 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class Made(_OfEntries):
     """A source's tensors, and for each parameter that `transform` fills the consecutive rows that hold what it makes
     of them."""
 
     entries: tuple[Entry, ...]
     views: tuple[tuple[torch.Tensor, ...], ...]
     transform: Transform
-
-    @property
-    def parts(self) -> list[Entry]:
-        """What can be read at once."""
-        return [part for entry in self.entries for part in entry.parts]
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(entry.num_bytes for entry in self.entries)
 
     @property
     def shape(self) -> Shape:
@@ -147,7 +150,10 @@ class Run:
         return last.at + last.count
 
     def fill(self, raw: torch.Tensor) -> None:
-        """Fill the parameters of the bytes that `reads` bring. Raises WeightsError as `Made.fill`."""
+        """Fill the parameters of the bytes that `reads` bring, where these did not go to `target`. Raises WeightsError
+        as `Made.fill`."""
+        if self.target is not None:
+            return
         if self._is_apart:
             first = self.chunks[0]
             first.fill([raw[at:][: part.span] for part, at in zip(first.parts, self._places, strict=True)])

@@ -9,10 +9,11 @@ a CPU, so that threads together hold few of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from queue import Empty, SimpleQueue
 from threading import Lock
 
@@ -72,8 +73,7 @@ def _on_host(planned: Sequence[Run], files: Files, device: torch.device, filled:
                 raw = buffer if target is None else target
                 for read in run.reads:
                     files.read_into(read.file, read.start, raw[read.at :][: read.count].numpy().data)
-                if target is None:
-                    run.fill(raw)
+                run.fill(raw)
             with lock:
                 filled(run)
 
@@ -106,7 +106,7 @@ def _to_device(planned: Sequence[Run], files: Files, device: torch.device, fille
     came: SimpleQueue[tuple[int, Read, _Pinned] | BaseException] = SimpleQueue()
     waiting = [0] * len(planned)
     for number, run in enumerate(planned):
-        for read in _cut(run.reads, size):
+        for read in chain.from_iterable(whole.split(size) for whole in run.reads):
             todo.put((number, read))
             waiting[number] += 1
 
@@ -155,22 +155,15 @@ def _make(
         if isinstance(one, BaseException):
             raise one
         number, read, buffer = one
-        run, raw = planned[number], held.get(number)
-        target = run.target if raw is None else None
-        if raw is None:
+        run = planned[number]
+        if number not in held:
+            target = run.target
             # Memory of a run before goes to what comes behind it in the stream.
-            raw = held[number] = torch.empty(run.size, dtype=torch.uint8, device=device) if target is None else target
-        raw[read.at :][: read.count].copy_(buffer.memory[: read.count], non_blocking=True)
+            held[number] = torch.empty(run.size, dtype=torch.uint8, device=device) if target is None else target
+        held[number][read.at :][: read.count].copy_(buffer.memory[: read.count], non_blocking=True)
         buffer.sent.record()
         free.put(buffer)
         waiting[number] -= 1
         if waiting[number] == 0:
-            del held[number]
-            if run.target is None:
-                run.fill(raw)
+            run.fill(held.pop(number))
             filled(run)
-
-
-def _cut(reads: Iterable[Read], most: int) -> Iterable[Read]:
-    for read in reads:
-        yield from read.split(most)

@@ -67,8 +67,7 @@ def test_what_runs_read_fills_all_that_was_asked_for(pieces: list[Piece | Made],
         wanted = torch.zeros(run.size, dtype=torch.uint8) if raw is None else raw
         for read in run.reads:
             wanted[read.at :][: read.count] = BYTES[read.file][read.start :][: read.count]
-        if raw is None:
-            run.fill(wanted)
+        run.fill(wanted)
         if len(run.chunks) > 1:
             assert run.size <= most
     for piece in pieces:
