@@ -11,14 +11,14 @@ from engine.speculation.ngram import Ngrams
 
 # Tokens of the longest suffix that is looked up, and of the shortest that counts.
 DEEPEST, LEAST = 24, 3
-# Nodes and tokens of a tree; when it has them a new one is begun, and the one before it is let go: 15 MB each.
+# Nodes and tokens of a tree; when it has them a new one is begun, and the one before it is let go: 5 MB each.
 MAX_NODES, MAX_TOKENS = 1 << 17, 1 << 18
 # Tokens that wait to be taken in, and how many a proposal takes in: each costs some microseconds.
 MAX_WAITING, TAKEN = 1 << 15, 8
 # A run of proposals ends where it is less likely than this, by how often each token followed.
 MIN_LIKELY = 0.1
 _END = -1  # behind each text
-_SHIFT = 32
+_NODE_FACTOR, _TOKEN_FACTOR = 0x9E3779B1, 0x85EBCA6B  # odd, so that each bit of a node and a token counts
 
 
 class SuffixTree:
@@ -27,23 +27,30 @@ class SuffixTree:
     A node is a run that stood in two places at least, or a leaf: one that stood in one, where the text says what
     follows. _counts: places where a node's run stood; _best: its child that stood in most of them, the later of equals;
     _places: where a leaf's text goes on, −1 for a node with children. _firsts: a node's first child, the only one of
-    most; _children: the others, by node and token. 0: none.
+    most; _others: the rest, a hash table with linear probing. 0: none. All of it has its whole size from the start, so
+    that an engine does not grow while it serves.
     """
 
-    def __init__(self, deepest: int = DEEPEST) -> None:
+    def __init__(self, deepest: int = DEEPEST, max_nodes: int = MAX_NODES) -> None:
         self._deepest = deepest
+        self._max_nodes = max_nodes
         self._text = array("i")
-        self._children: dict[int, int] = {}
-        self._firsts = array("i", [0])
-        self._tokens = array("i", [0])
-        self._counts = array("i", [0])
-        self._best = array("i", [0])
-        self._places = array("i", [-1])
+        none = array("i", [0]) * (max_nodes + deepest + 2)
+        self._parents, self._tokens, self._firsts, self._counts, self._best, self._places = (none[:] for _ in range(6))
+        self._places[0] = -1
+        self._nodes = 1
+        self._others = array("i", [0]) * (1 << max_nodes.bit_length())
+        self._last_slot = len(self._others) - 1
         self._started = 0  # of the text: suffixes from there on are to be taken in
 
     @property
     def nodes(self) -> int:
-        return len(self._counts)
+        return self._nodes
+
+    @property
+    def full(self) -> bool:
+        """Whether it takes in no more."""
+        return self._nodes >= self._max_nodes
 
     def __len__(self) -> int:
         return len(self._text)
@@ -67,10 +74,11 @@ class SuffixTree:
         self._text.append(_END)
 
     def take_in(self, count: int) -> None:
-        """Take in the suffixes that begin at the next `count` tokens."""
-        first, self._started = self._started, min(self._started + count, len(self._text))
-        for start in range(first, self._started):
-            self._insert(start)
+        """Take in the suffixes that begin at the next `count` tokens, or fewer where the tree is full then."""
+        end = min(self._started + count, len(self._text))
+        while self._started < end and not self.full:
+            self._insert(self._started)
+            self._started += 1
 
     def _insert(self, start: int) -> None:
         """The suffix of the text that begins at `start`, as far as it is known already and one token further."""
@@ -99,28 +107,41 @@ class SuffixTree:
                     self._add(node, text[place], place + 1, counts[node] - 1)
 
     def _add(self, node: int, token: int, place: int, count: int) -> None:
-        child = len(self._counts)
+        child, self._nodes = self._nodes, self._nodes + 1
         if self._firsts[node]:
-            self._children[node << _SHIFT | token] = child
+            self._others[self._slot(node, token)] = child
         else:
             self._firsts[node] = child
-        self._firsts.append(0)
-        self._tokens.append(token)
-        self._counts.append(count)
-        self._best.append(0)
-        self._places.append(place)
+        self._parents[child], self._tokens[child] = node, token
+        self._counts[child], self._places[child] = count, place
         best = self._best[node]
         if not best or count >= self._counts[best]:
             self._best[node] = child
 
     def _child(self, node: int, token: int) -> int:
-        first = self._firsts[node]
-        return first if first and self._tokens[first] == token else self._children.get(node << _SHIFT | token, 0)
+        child = self._firsts[node]
+        return self._others[self._slot(node, token)] if child and self._tokens[child] != token else child
+
+    def _slot(self, node: int, token: int) -> int:
+        """Of _others: where this child of a node stands, or the first one free for it."""
+        others, parents, tokens = self._others, self._parents, self._tokens
+        slot = (node * _NODE_FACTOR + token * _TOKEN_FACTOR >> 14) & self._last_slot
+        while (child := others[slot]) and (tokens[child] != token or parents[child] != node):
+            slot = (slot + 1) & self._last_slot
+        return slot
 
     def following(self, tokens: Sequence[int], count: int, longer: int = 0) -> tuple[int, list[int]]:
         """How many of the last of `tokens` are known, more than `longer`, and up to `count` tokens that most likely
         follow; (0, []) where so many are not, or nothing followed."""
-        for size in range(min(self._deepest - 1, len(tokens)), longer, -1):
+        # Where a run is known its end is too, but for the end of a text that is being taken in.
+        known, unknown = longer, min(self._deepest, len(tokens) + 1)
+        while known + 1 < unknown:
+            size = (known + unknown) // 2
+            if self._find(tokens[len(tokens) - size :])[0]:
+                known = size
+            else:
+                unknown = size
+        for size in range(known, longer, -1):
             node, place = self._find(tokens[len(tokens) - size :])
             if node:
                 run = self._run(node, place, count)
@@ -130,12 +151,15 @@ class SuffixTree:
 
     def _find(self, tokens: Sequence[int]) -> tuple[int, int]:
         """The node of a run, and in a leaf's text the place behind it; (0, -1) where it is not known."""
+        firsts, known, places = self._firsts, self._tokens, self._places
         node = 0
         for i, token in enumerate(tokens):
-            child = self._child(node, token)
+            child = firsts[node]
+            if child and known[child] != token:
+                child = self._others[self._slot(node, token)]
             if not child:
                 return 0, -1
-            node, place = child, self._places[child]
+            node, place = child, places[child]
             if place >= 0:
                 end = place + len(tokens) - i - 1
                 return (node, end) if self._text[place:end] == tokens[i + 1 :] else (0, -1)
@@ -163,8 +187,8 @@ class Outputs:
     """What the requests of an engine gave, in bounded memory: a tree of the latest, and the one before it."""
 
     def __init__(self, most_nodes: int = MAX_NODES, most_tokens: int = MAX_TOKENS) -> None:
-        self._most = (most_nodes, most_tokens)
-        self._latest, self._before = SuffixTree(), SuffixTree()
+        self._most_nodes, self._most_tokens = most_nodes, most_tokens
+        self._latest, self._before = self._tree(), self._tree()
 
     @property
     def nodes(self) -> int:
@@ -178,8 +202,8 @@ class Outputs:
     def take_in(self, count: int) -> None:
         """Take in some of what was added."""
         tree = self._latest
-        if tree.nodes > self._most[0] or len(tree) > self._most[1]:
-            self._latest, self._before = SuffixTree(), tree
+        if tree.full or len(tree) > self._most_tokens:
+            self._latest, self._before = self._tree(), tree
             self._latest.begin(tree.waiting)
         self._latest.take_in(count)
 
@@ -189,6 +213,9 @@ class Outputs:
         size, run = self._latest.following(last, count, longer)
         _, older = self._before.following(last, count, max(longer, size))
         return older or run
+
+    def _tree(self) -> SuffixTree:
+        return SuffixTree(max_nodes=self._most_nodes)
 
 
 class SuffixDrafter:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from array import array
 
 from hypothesis import given
@@ -102,9 +103,24 @@ def test_memory_is_bounded_whatever_is_said() -> None:
         for text in (fresh, same):
             drafter.close(text)
             outputs.take_in(1 << 20)
-    assert outputs.nodes <= 2 * (5000 + 2 * 301 * DEEPEST)
+    assert outputs.nodes <= 2 * (5000 + DEEPEST + 1)
     assert len(outputs._latest) + len(outputs._before) <= 2 * (8000 + 700)
     assert outputs.following(array("i", fresh[:9]), 3, 0) == fresh[9:12], "the latest are known"
+
+
+def test_a_tree_does_not_grow_while_it_takes_in() -> None:
+    draw = random.Random(0)
+    tree = SuffixTree(max_nodes=2000)
+    tree.append([draw.randrange(100) for _ in range(4000)])
+    tracemalloc.start()
+    try:
+        tree.take_in(4000)
+        grown, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert tree.full
+    assert tree.num_waiting > 0, "what no longer fits waits for the next tree"
+    assert grown < 2000
 
 
 def test_what_comes_faster_than_it_is_taken_in_is_left_out() -> None:

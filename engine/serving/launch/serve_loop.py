@@ -23,7 +23,7 @@ from typing import IO
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from engine import env, signals
+from engine import env, heap, signals
 from engine.serving.launch import catalog, guard, launcher
 from engine.serving.launch.replacement import Replacement, Repository
 from engine.serving.link import messages
@@ -84,6 +84,7 @@ def serve(options: launcher.Options, console: Console) -> int:
         bars.show(process, options)
         if process.poll() is None:
             greet(options, console)
+        heap.keep_trimmed()
         status = process.wait()
         replacement.close()
         guardian.wait()
