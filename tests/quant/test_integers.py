@@ -193,13 +193,13 @@ def test_words_are_those_of_numbers_turned_one_by_one(inputs: int, bits: int) ->
     words = torch.randint(-(1 << 31), (1 << 31) - 1, (inputs, 5), dtype=torch.int32)
     if bits == 4:
         wanted = packed(layouts.unpacked(words, 4, awq=True)[:, :37].t().contiguous(), 4).view(torch.int32)
-        assert torch.equal(layouts.Words("awq", 4, inputs, 32)([words], (37, len(wanted[0]))), wanted)
+        assert torch.equal(layouts.Words("awq", 4, inputs)([words], (37, len(wanted[0]))), wanted)
     groups = torch.arange(inputs) // 4
     groups = groups[torch.randperm(inputs, generator=torch.Generator().manual_seed(0))]
     gptq = words[: -(-inputs * bits // 32)]
-    numbers = layouts.unpacked(gptq.t(), bits)[:, layouts.order_of(groups, 4)]
+    numbers = layouts.unpacked(gptq.t(), bits)[:, torch.sort(groups, stable=True).indices]
     wanted = packed(numbers, bits).view(torch.int32)
-    made = layouts.Words("gptq", bits, inputs, 4, ordered=True)([gptq, groups], (5, len(wanted[0])))
+    made = layouts.Words("gptq", bits, inputs, ordered=True)([gptq, groups], (5, len(wanted[0])))
     assert torch.equal(made, wanted)
 
 
@@ -258,7 +258,7 @@ NONE = torch.empty(0)
         ),
         (1, {"q__weight_zero_point": torch.zeros(5, 3)}, r"q\.weight_zero_point is float32 \[5, 3\]"),
         (3, {"q__scales": torch.zeros(3, 39).half()}, r"misshapen: m\.layers\.0\.q\.scales"),
-        (5, {"q__g_idx": 5 - torch.arange(96).int() // 16}, r"q\.qweight: it gives its inputs an order"),
+        (5, {"q__g_idx": 5 - torch.arange(96).int() // 16}, r"layer: it gives its inputs an order"),
         (5, {"q__qweight": NONE, "q__weight": torch.ones(40, 96)}, r"not part of this model: m\.layers\.0\.q\.g_idx"),
     ],
 )

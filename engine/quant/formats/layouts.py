@@ -58,14 +58,12 @@ NAMES: dict[Layout, Names] = {
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """Numbers packed along their inputs, [N, words] int32. A second tensor says which group each input is of: `ordered`
-    puts the inputs of a group beside each other, otherwise they must stand so. group 0 is one of all inputs. repack:
-    the op of that name."""
+    """Numbers packed along their inputs, [N, words] int32. ordered: a second tensor says which group each input is of,
+    and the inputs of a group are put beside each other. repack: the op of that name."""
 
     layout: Layout
     bits: int
     inputs: int
-    group: int
     ordered: bool = False
     repack: Callable[..., torch.Tensor] = reference.repack
 
@@ -93,15 +91,7 @@ class Words:
 
     def __call__(self, tensors: Sequence[torch.Tensor], view: Shape) -> torch.Tensor:
         data, *groups = tensors
-        places = None
-        if groups:
-            places = order_of(groups[0], self.group)
-            if not self.ordered:
-                if not torch.equal(places, torch.arange(self.inputs, device=places.device)):
-                    raise WeightsError(
-                        "it gives its inputs an order, and config.json does not say so (desc_act, actorder)"
-                    )
-                places = None
+        places = torch.sort(groups[0].long(), stable=True).indices if self.ordered else None
         if self.layout == "int-quantized":
             return _signed(data, self.bits)
         if self.layout == "w4afp8":
@@ -137,7 +127,9 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The inputs of group after group, [1, K] int32, of each input's group [K]."""
+    """The inputs of group after group, [1, K] int32, of each input's group [K]; −1 unless each group but the last has
+    `group` inputs. 0: one group has all of them. What is wrong is not raised here, for asking a GPU holds loading
+    up."""
 
     group: int
 
@@ -145,7 +137,22 @@ class Places:
         return shapes[0] == view[-1:]
 
     def __call__(self, tensors: Sequence[torch.Tensor], view: Shape) -> torch.Tensor:
-        return order_of(tensors[0], self.group).reshape(view)
+        groups, places = torch.sort(tensors[0].long(), stable=True)
+        return torch.where(_stand_in_groups(groups, self.group), places, -1).reshape(view)
+
+
+@dataclass(frozen=True, slots=True)
+class InPlace:
+    """Whether `inputs` stand group after group, [1, 1] int32, of each one's group [K]."""
+
+    inputs: int
+    group: int
+
+    def fits(self, shapes: Sequence[Shape], view: Shape) -> bool:
+        return shapes[0] == (self.inputs,)
+
+    def __call__(self, tensors: Sequence[torch.Tensor], view: Shape) -> torch.Tensor:
+        return _stand_in_groups(tensors[0], self.group).int().reshape(view)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,9 +169,10 @@ class Row:
 @dataclass(frozen=True, slots=True)
 class Unpacked:
     """The dense numbers of one source. Tensors: numbers, scales, then zero points, groups of inputs and sizes, each
-    where it is said to be there."""
+    where it is said to be there. group 0 is one of all inputs."""
 
     words: Words
+    group: int
     shift: int
     zeros: bool
     groups: bool
@@ -176,7 +184,7 @@ class Unpacked:
 
     def fits(self, shapes: Sequence[Shape], view: Shape) -> bool:
         layout, bits, inputs = self.words.layout, self.words.bits, self.words.inputs
-        n, groups = self._outputs(view), cdiv(inputs, self.words.group or inputs)
+        n, groups = self._outputs(view), cdiv(inputs, self.group or inputs)
         rest = list(shapes[2:])
         wanted = [Grid(layout).fits(shapes[1:2], (n, groups))]
         if self.zeros:
@@ -186,7 +194,7 @@ class Unpacked:
 
     def __call__(self, tensors: Sequence[torch.Tensor], view: Shape) -> torch.Tensor:
         layout, bits, inputs = self.words.layout, self.words.bits, self.words.inputs
-        n, size = self._outputs(view), self.words.group or inputs
+        n, size = self._outputs(view), self.group or inputs
         data, scale, *rest = tensors
         grid = (n, cdiv(inputs, size))
         zero = (
@@ -195,7 +203,7 @@ class Unpacked:
             else torch.tensor(1 << (bits - 1), device=data.device)
         )
         group = rest.pop(0).long() if self.groups else torch.arange(inputs, device=data.device) // size
-        plain = replace(self.words, group=size, ordered=False)
+        plain = replace(self.words, ordered=False)
         words = plain([data], (n, cdiv(inputs * bits, 32)))
         if self.sizes:
             check_sizes(rest.pop(0), (n, inputs))
@@ -224,14 +232,9 @@ def _signed(numbers: torch.Tensor, bits: int) -> torch.Tensor:
     return packed((numbers + half).view(torch.uint8), bits).view(torch.int32)
 
 
-def order_of(groups: torch.Tensor, size: int) -> torch.Tensor:
-    """groups [K], each input's → the inputs of group after group [K] int64. Raises WeightsError unless each group but
-    the last has `size` inputs; 0 says that there is one group."""
-    ordered, places = torch.sort(groups.long(), stable=True)
-    runs = torch.arange(len(groups), device=groups.device) // (size or max(len(groups), 1))
-    if not torch.equal(ordered, runs):
-        raise WeightsError(f"its inputs are not in groups of {size or len(groups)}")
-    return places
+def _stand_in_groups(groups: torch.Tensor, size: int) -> torch.Tensor:
+    """Whether inputs stand in groups of `size` (0: in one), the last of which may be smaller: a bool."""
+    return (groups == torch.arange(len(groups), device=groups.device) // (size or max(len(groups), 1))).all()
 
 
 def check_sizes(sizes: torch.Tensor, wanted: Shape) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from engine.quant.format import Declared, Format
-from engine.quant.formats.layouts import BY_ROWS, NAMES, Grid, Places, Row, Unpacked, Words, check_sizes
+from engine.quant.formats.layouts import BY_ROWS, NAMES, Grid, InPlace, Places, Row, Unpacked, Words, check_sizes
 from engine.quant.formats.matrices import check_scales, no_scale, unlike
 from engine.quant.scheme import PackedScheme
 from engine.weights.checkpoint import Entry, WeightsError, listed
@@ -71,6 +71,8 @@ class PackedInt(Format):
         if self._ordered:
             entries = table[0] if table else 1
             made["order"] = ((self.sources // entries, entries, k), torch.int32)
+        elif self.stored.groups:
+            made["in_place"] = ((self.sources, 1), torch.int32)
         if self.stored.sizes:
             made["sizes"] = ((self.sources, 2), torch.int32)
         if self.scheme.activations == "static":
@@ -80,17 +82,17 @@ class PackedInt(Format):
     def rules(self, rule: Rule, shape: Shape) -> list[Rule]:
         scheme, names = self.scheme, NAMES[self.scheme.layout]
         plain, by_rows = scheme.layout == "pack-quantized", scheme.layout in BY_ROWS
+        each = Concat((1,) * self.sources)
 
         def filled(parameter: str, end: str) -> Rule:
             return Rule(f"{rule.target}.{parameter}", _named(rule.sources, end), rule.combine)
 
         data, scale = filled("data", names.data), filled("scale", names.scale)
-        if self.stored.groups:
+        if self._ordered:
             assert names.order is not None
             data = replace(data, beside=tuple((name,) for name in _named(rule.sources, names.order)))
-        if self.stored.groups or not plain:
-            words = Words(scheme.layout, scheme.bits, self.inputs, scheme.group, scheme.ordered)
-            data = replace(data, transform=words)
+        if self._ordered or not plain:
+            data = replace(data, transform=Words(scheme.layout, scheme.bits, self.inputs, self._ordered))
         made = [data, scale if by_rows else replace(scale, transform=Grid(scheme.layout))]
         if self.stored.zeros:
             grid = Grid(scheme.layout, scheme.bits, scheme.shift)
@@ -100,12 +102,15 @@ class PackedInt(Format):
             entries = shape[0] if len(shape) == 3 else 1
             runs = Runs(self.sources // entries)
             made.append(replace(filled("order", names.order), combine=runs, transform=Places(scheme.group)))
+        elif self.stored.groups:
+            assert names.order is not None
+            in_place = InPlace(self.inputs, scheme.group)
+            made.append(replace(filled("in_place", names.order), combine=each, transform=in_place))
         if self.stored.sizes:
             assert names.sizes is not None
-            each = Concat((1,) * self.sources)
             made.append(replace(filled("sizes", names.sizes), combine=each, transform=Row()))
         if scheme.activations == "static":
-            inputs, each = _named(rule.sources, INPUT_SCALE), Concat((1,) * self.sources)
+            inputs = _named(rule.sources, INPUT_SCALE)
             made.append(Rule(f"{rule.target}.input_scale", inputs, each, RowScales()))
         return made
 
@@ -128,13 +133,21 @@ class PackedInt(Format):
         if "order" in parameters:
             order = parameters["order"]
             order.copy_(torch.arange(order.shape[-1], dtype=torch.int32, device=order.device).expand_as(order))
+        if "in_place" in parameters:
+            parameters["in_place"].fill_(1)
         if "sizes" in parameters:
             parameters["sizes"].zero_()
         if "input_scale" in parameters:
             parameters["input_scale"].fill_(8 / RANGES[self.scheme.number].span)
 
     def check(self, parameters: Mapping[str, torch.Tensor]) -> None:
-        order = parameters.get("order")
+        order, in_place = parameters.get("order"), parameters.get("in_place")
+        if in_place is not None and not bool(in_place.all()):
+            raise WeightsError(
+                "it gives its inputs an order (g_idx), and config.json does not say so (desc_act, actorder)"
+            )
+        if order is not None and bool((order < 0).any()):
+            raise WeightsError(f"its inputs are not in groups of {self.scheme.group or self.inputs}")
         if order is not None and not bool((order == order[:1]).all()):
             raise WeightsError(
                 "its parts form one product and give their inputs different orders (g_idx), which is not implemented: "
@@ -200,7 +213,7 @@ def dequantized(scheme: PackedScheme, modules: Sequence[str], rule: Rule, entrie
     """What fills a weight whose reader takes dense numbers alone."""
     names, stored = NAMES[scheme.layout], _stored(scheme, modules, entries)
     inputs = _inputs(scheme, entries[f"{modules[0]}.{names.data}"])
-    words = Words(scheme.layout, scheme.bits, inputs, scheme.group, scheme.ordered)
+    words = Words(scheme.layout, scheme.bits, inputs, scheme.ordered)
     ends = [names.scale]
     for end, there in ((names.zero, stored.zeros), (names.order, stored.groups), (names.sizes, stored.sizes)):
         ends += [end] if there and end is not None else []
@@ -210,7 +223,7 @@ def dequantized(scheme: PackedScheme, modules: Sequence[str], rule: Rule, entrie
         rule,
         target=f"{rule.target}.data",
         sources=_named(rule.sources, names.data),
-        transform=Unpacked(words, scheme.shift, stored.zeros, stored.groups, stored.sizes),
+        transform=Unpacked(words, scheme.group, scheme.shift, stored.zeros, stored.groups, stored.sizes),
         beside=tuple(tuple(f"{module}.{end}" for end in ends) for module in modules),
     )
 
