@@ -49,7 +49,7 @@ def model(config: EngineConfig) -> str:
 
 def _checkpoint(digest: hashlib._Hash, folder: Path) -> None:
     files = [file for file in (folder / name for name in _CONFIGS) if file.exists()]
-    for file in (*files, *sorted(folder.glob("*.safetensors"))):
+    for file in (*files, *sorted(folder.glob("*.safetensors")), *sorted(folder.glob("*.gguf"))):
         with open_regular(file) as stream:
             size = file.stat().st_size
             samples = (0, size // 3, 2 * size // 3, size - _SAMPLE_BYTES)

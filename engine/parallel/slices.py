@@ -15,9 +15,12 @@ from engine.parallel.shard import Run, Runs, Shard, runs_of
 from engine.parallel.vocabulary import Vocabulary
 from engine.weights.checkpoint import Checkpoint, Entry, WeightsError
 from engine.weights.rules import Rule, Sections, Split
+from kernels.weight.gguf import FORMATS
 
 # The end of a module's tensor that holds the shape of the whole, which is no rank's.
 SHAPE = "weight_shape"
+# Two tensors with a matrix a head may stand in the place of one, in GGUF files, and are cut by heads as it would be.
+DIVIDED, BY_HEADS = "kv_b_proj", ("k_b_proj", "v_b_proj")
 # Layouts whose matrices are stored [inputs, outputs].
 TURNED = ("qweight", "scales", "qzeros")
 
@@ -95,6 +98,8 @@ def shard_checkpoint(
         if other in cuts:
             cuts[name] = cuts[other]
     by_module = {source.removesuffix(".weight"): cut for source, cut in cuts.items()}
+    for module in [module for module in by_module if module.endswith(f".{DIVIDED}")]:
+        by_module |= {module.removesuffix(DIVIDED) + part: by_module[module] for part in BY_HEADS}
     for name, entry in checkpoint.entries.items():
         module, _, end = name.rpartition(".")
         if module in elsewhere:
@@ -150,14 +155,17 @@ class _Cut:
             along = 1 - along
         if along >= len(entry.shape) or entry.shape[along] == 1:
             return entry  # one for all, or a bias-like row of what is not shared
-        each = -(-self.whole // entry.shape[along])
+        # A row of a GGUF file is blocks of bytes.
+        size = FORMATS[entry.blocks].num_bytes if entry.blocks is not None and along else 1
+        each = -(-self.whole * size // entry.shape[along])
         if any(start % each or (stop % each and stop != self.whole) for start, stop in self.runs):
             borders = ", ".join(f"{start} to {stop}" for start, stop in self.runs)
+            held = "number" if size == 1 else f"block of {entry.blocks}"
             raise WeightsError(
-                f"{entry.name} has one number for {each} of {self.whole} {self.axis}, and of these one of {shard.size} "
+                f"{entry.name} has one {held} for {each} of {self.whole} {self.axis}, and of these one of {shard.size} "
                 f"ranks would take {borders}: use a parallel.tensor that divides {self.whole // each}"
             )
-        runs = [(start // each, -(-stop // each)) for start, stop in self.runs]
+        runs = [(start // each * size, -(-stop // each) * size) for start, stop in self.runs]
         if along == 0:
             return entry.runs(runs)
         if len(runs) > 1:

@@ -18,6 +18,7 @@ from engine.quant.scheme import Fp4Scheme, Fp8Scheme, GgufScheme, Int8Scheme, Pa
 from engine.quant.weight import Weight
 from engine.weights.checkpoint import Checkpoint, Entry, WeightsError, listed
 from engine.weights.rules import Concat, Rule, Shape, SharedBehind, SharedBehindConcat, StackConcat
+from kernels.weight.gguf import FORMATS
 
 log = logging.getLogger(__name__)
 
@@ -94,10 +95,14 @@ def shared_apart(
 
 
 def shard_alignment(
-    rules: Sequence[Rule], method: Method | None, quantize: rounded.Kind | None = None, whole_experts: bool = False
+    rules: Sequence[Rule],
+    method: Method | None,
+    quantize: rounded.Kind | None = None,
+    whole_experts: bool = False,
+    entries: Mapping[str, Entry] | None = None,
 ) -> int:
-    """Inputs or outputs of a layer's projections that share a scale or a word, which no slice may part. whole_experts:
-    experts are not sliced. Raises WeightsError as `check_steps` does."""
+    """Inputs or outputs of a layer's projections that share a scale, a word or a block, which no slice may part.
+    whole_experts: experts are not sliced. entries: of the checkpoint. Raises WeightsError as `check_steps` does."""
     check_steps(rules, method)
     if quantize is not None:
         return rounded.GROUP if quantize == "int4" else 1
@@ -112,6 +117,8 @@ def shard_alignment(
     schemes = {scheme for module in modules if method is not None and (scheme := method.scheme(module)) is not None}
     blocks = [max(scheme.block) for scheme in schemes if isinstance(scheme, Fp8Scheme) and scheme.block]
     blocks += [fp4.NAMES[scheme.layout].group for scheme in schemes if isinstance(scheme, Fp4Scheme)]
+    stored = [entry.blocks for module in modules if (entry := (entries or {}).get(f"{module}.weight")) is not None]
+    blocks += [FORMATS[name].num_values for name in stored if name is not None]
     # A word holds 32 bits, of outputs or of inputs.
     return max([*blocks, *(scheme.group or 32 for scheme in schemes if isinstance(scheme, PackedScheme))], default=1)
 

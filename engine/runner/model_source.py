@@ -66,14 +66,15 @@ def read(
     checkpoint = None
     if config.load_format != "dummy":
         checkpoint = registry.as_ruled(family, open_folder(config.model))
-    _check_quantized(config, method is not None, checkpoint, communicator)
+    _check_quantized(config, method is not None, checkpoint)
     dtype = _dtype(config, model, checkpoint)
     rules, unused, copies = family.rules(model), registry.unused(family, model), registry.copies(model)
     if quant.shared_apart(rules, checkpoint, method, quantize):
         model = with_shared_apart(model)
         rules = family.rules(model)
     whole_experts = config.parallel.expert == "whole"
-    alignment = quant.shard_alignment(rules, method, quantize, whole_experts)
+    entries = None if checkpoint is None else checkpoint.entries
+    alignment = quant.shard_alignment(rules, method, quantize, whole_experts, entries)
     shard = Shard(communicator.rank, communicator.size, alignment, whole_experts)
     target = Target(model, family, shard, checkpoint, method)
     if checkpoint is not None:
@@ -101,9 +102,7 @@ def read(
     )
 
 
-def _check_quantized(
-    config: EngineConfig, said: bool, checkpoint: Checkpoint | None, communicator: Communicator
-) -> None:
+def _check_quantized(config: EngineConfig, said: bool, checkpoint: Checkpoint | None) -> None:
     """Raises ConfigError for settings that do not go with a quantized checkpoint. said: by its config.json."""
     blocks = checkpoint is not None and any(entry.blocks for entry in checkpoint.entries.values())
     quantize = config.weights.quantize
@@ -112,9 +111,6 @@ def _check_quantized(
             f"weights.quantize = {quantize!r} is for 16-bit checkpoints, and this one is quantized: leave it out, or "
             "serve the checkpoint that it was made of"
         )
-    gguf = checkpoint is not None and any(entry.file.suffix == ".gguf" for entry in checkpoint.entries.values())
-    if gguf and communicator.size > 1:
-        raise ConfigError(f"a GGUF file is served by one rank, and parallel.tensor is {communicator.size}: set it to 1")
 
 
 def _holds_fp8(config: EngineConfig, model: ModelConfig, device: torch.device) -> bool:

@@ -18,7 +18,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.api import Engine
-from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerConfig
+from engine.config import CacheConfig, EngineConfig, ParallelConfig, RuntimeConfig, SchedulerConfig
+from engine.parallel.communicator import Communicator
 from engine.quant.formats.gguf import LatentUp
 from engine.runner.build import build_runner
 from engine.serving.launch import gguf_folder
@@ -28,10 +29,13 @@ from kernels.weight import gguf as blocks
 from tests import gguf_files
 from tests.gate.families import YARN
 from tests.gate.oracle import FORCED, Golden, Sequence, golden
+from tests.gate.plans import PlanPlayer
 from tests.gate.player import EnginePlayer
 from tests.gate.shapes import COMMON, Shape
 from tests.gate.verdict import Verdict, judge
+from tests.parallel.ranks import together
 
+WHOLE = 1000  # tokens of a chunk
 SMALL = {**COMMON, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
 LLAMA3 = {
     "rope_type": "llama3",
@@ -240,6 +244,64 @@ def test_a_file_is_the_numbers_that_it_stands_for(
 ) -> None:
     verdict = play(truth_of(shape, name, formats, Path(pytestconfig.rootpath)))
     assert verdict.passes("float32"), verdict
+
+
+BY_NAME = {f"{shape.name}-{name}": (shape, name, formats) for shape, name, formats in CASES}
+# Files that two ranks share, and how.
+RANKS: list[tuple[str, dict[str, Any]]] = [
+    ("gguf-llama-q8_0", {}),
+    ("gguf-qwen3-q4_k_m", {}),
+    ("gguf-gemma3-q4_k_m", {}),
+    ("gguf-qwen3-moe-q4_k_m", {"expert": "whole"}),
+    ("gguf-qwen3-moe-half", {}),
+    ("gguf-deepseek-v2-half", {}),
+    ("gguf-deepseek-v2-q5_1", {"context": "sliced"}),
+    ("gguf-deepseek-v2-undivided", {"expert": "whole"}),
+    ("gguf-deepseek-v3-bf16", {}),
+]
+
+
+@pytest.mark.parametrize(("file", "parallel"), RANKS, ids=[" ".join([name, *way.values()]) for name, way in RANKS])
+def test_two_ranks_share_a_file(file: str, parallel: dict[str, Any], pytestconfig: pytest.Config) -> None:
+    truth = truth_of(*BY_NAME[file], Path(pytestconfig.rootpath))
+    config = of_ranks(truth, 2, **parallel)
+
+    def work(communicator: Communicator) -> tuple[int, Any]:
+        runner = build_runner(config, communicator=communicator)
+        return runner.decoder.num_bytes, PlanPlayer(runner, WHOLE).play(truth.sequences)
+
+    whole = build_runner(of_ranks(truth, 1)).decoder.num_bytes
+    for num_bytes, played in together(2, work):
+        verdict = judge(truth.sequences, played, "float32")
+        assert verdict.passes("float32"), verdict
+        assert num_bytes < 0.7 * whole
+
+
+@pytest.mark.parametrize(
+    ("file", "sentence"),
+    [
+        (
+            "gguf-llama-q4_k_m",
+            r"o_proj\.weight has one block of Q4_K for 256 of 256 inputs, and of these one of 2 ranks",
+        ),
+        ("gguf-qwen3-moe-odd", "256 channels is stored in runs of 256, too few of them: parallel.expert whole"),
+    ],
+)
+def test_a_block_is_not_parted(file: str, sentence: str, pytestconfig: pytest.Config) -> None:
+    config = of_ranks(truth_of(*BY_NAME[file], Path(pytestconfig.rootpath)), 2)
+    with pytest.raises(ValueError, match=sentence):
+        together(2, lambda communicator: build_runner(config, communicator=communicator))
+
+
+def of_ranks(truth: Golden, size: int, **parallel: Any) -> EngineConfig:
+    return EngineConfig(
+        model=str(truth.folder),
+        max_model_len=320,
+        scheduler=SchedulerConfig(max_rows=12, token_budget=4096),
+        cache=CacheConfig(block_size=16, num_blocks=256),
+        runtime=RuntimeConfig(device="cpu", dtype="float32"),
+        parallel=ParallelConfig(tensor=size, **parallel),
+    )
 
 
 def unpaired(*given: Any, made: Any = weights._named) -> Any:

@@ -374,8 +374,9 @@ def change(folder: Path) -> None:
         (change, "is another than on the first host: copy the same to every host"),
         (lambda folder: (folder / "config.json").write_text('{"a": 1}'), "is another than on the first host"),
         (lambda folder: (folder / "model.safetensors").unlink(), "is another than on the first host"),
+        (lambda folder: (folder / "m.gguf").write_bytes(b"other"), "is another than on the first host"),
     ],
-    ids=["weights", "config", "missing"],
+    ids=["weights", "config", "missing", "GGUF"],
 )
 def test_a_host_with_another_checkpoint_ends_with_the_sentence(
     first: First,
