@@ -21,6 +21,8 @@ from kernels.weight.gguf import FORMATS
 SHAPE = "weight_shape"
 # Two tensors with a matrix a head may stand in the place of one, in GGUF files, and are cut by heads as it would be.
 DIVIDED, BY_HEADS = "kv_b_proj", ("k_b_proj", "v_b_proj")
+# What says which group each input is of: its numbers count from the first input of all.
+WHOLE = ("g_idx", "weight_g_idx")
 # Layouts whose matrices are stored [inputs, outputs].
 TURNED = ("qweight", "scales", "qzeros")
 
@@ -144,12 +146,7 @@ class _Cut:
     def of(self, entry: Entry, end: str, shard: Shard) -> Entry:
         """The slice of one of the module's tensors, each entry of which stands for one or several numbers."""
         along = int(self.axis == "inputs")
-        if end == "g_idx" or end == "weight_g_idx":
-            if along:
-                raise WeightsError(
-                    f"{entry.name} says which group each input is of, and {shard.size} ranks share the inputs, which "
-                    "is not implemented: use a checkpoint without g_idx, or parallel.tensor 1"
-                )
+        if end in WHOLE:
             return entry
         if end in TURNED:
             along = 1 - along

@@ -279,7 +279,7 @@ EVEN = replace_fields(
 )
 QUANTIZED = (
     *("fp8-blocks-f32", "fp8-rows", "ct-int4-g32", "ct-int8-g128-zeros", "awq", "ct-w8a8-static"),
-    *("ct-mxfp8", "modelopt-fp8-pb-wo", "modelopt-mixed", "ct-parts", "ct-w4a8"),
+    *("ct-mxfp8", "modelopt-fp8-pb-wo", "modelopt-mixed", "ct-parts", "ct-w4a8", "gptq-v1", "gptq-v1-8-channel"),
 )
 
 
@@ -324,7 +324,7 @@ def test_whole_experts_keep_their_blocks(shape: Shape, name: str, pytestconfig: 
     ("name", "sentence"),
     [
         ("fp8-blocks-f32", "a feed-forward part of 224 channels is stored in runs of 128"),
-        ("gptq-v1-order", "g_idx says which group each input is of"),
+        ("gptq-v1-order", r"o_proj gives its inputs an order \(g_idx\), and ranks share the inputs"),
     ],
 )
 def test_borders_in_a_block_are_refused(name: str, sentence: str, pytestconfig: pytest.Config) -> None:

@@ -143,13 +143,14 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class InPlace:
-    """Whether `inputs` stand group after group, [1, 1] int32, of each one's group [K]."""
+    """Whether inputs stand group after group, [1, 1] int32, of each one's group [K]: all of them where a rank takes
+    `inputs` of them."""
 
     inputs: int
     group: int
 
     def fits(self, shapes: Sequence[Shape], view: Shape) -> bool:
-        return shapes[0] == (self.inputs,)
+        return len(shapes[0]) == 1 and shapes[0][0] >= self.inputs
 
     def __call__(self, tensors: Sequence[torch.Tensor], view: Shape) -> torch.Tensor:
         return _stand_in_groups(tensors[0], self.group).int().reshape(view)
