@@ -1,7 +1,7 @@
 """Streams through a server whose engine is killed by `kill -9`: are they what they are undisturbed?
 
     python -m perf.check.recovery CHECKPOINT [--set load_format=dummy] [--streams 64] [--tokens 150] [--kills 1]
-    python -m perf.check.recovery CHECKPOINT --set parallel.tensor=2 --victim rank [--with STOP]
+    python -m perf.check.recovery CHECKPOINT --set parallel.tensor=2 --victim rank [--with STOP | --with ERROR]
 
 Serves the checkpoint in deterministic mode, and runs the same seeded streams three times: twice undisturbed, then with
 kills once every stream has begun. Exits with 1 when a stream fails, is short, or has another token in any run.
@@ -26,6 +26,7 @@ import psutil
 
 from clients.python import AsyncClient, SamplingParams
 from clients.python.wire import ServerError
+from perf.check import planted
 from perf.provenance import provenance
 from perf.suite import GRPC, HTTP, nereid_command, running
 
@@ -109,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=150)
     parser.add_argument("--kills", type=int, default=1)
     parser.add_argument("--victim", choices=("engine", "rank"), default="engine", help="rank: the last of several")
-    parser.add_argument("--with", choices=("KILL", "STOP"), default="KILL", dest="sent", help="the signal")
+    parser.add_argument("--with", choices=("KILL", "STOP", "ERROR"), default="KILL", dest="sent")
     parser.add_argument("--frontends", type=int, default=2)
     parser.add_argument("--low", type=int, default=1000)
     parser.add_argument("--high", type=int, default=100_000)
@@ -118,14 +119,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the server is ended too
     asked = prompts(given.streams, given.low, given.high)
     name = given.model.name
+    ranks = dict(setting.split("=", 1) for setting in given.set).get("parallel.tensor", "1")
+    rank = 0 if given.victim == "engine" else int(ranks) - 1
     with tempfile.TemporaryDirectory() as scratch:
         settings = ["runtime.deterministic=true", *given.set]
         command = nereid_command(given.model.absolute(), Path(scratch) / "repository", settings, given.frontends)
         ready = f"http://localhost:{HTTP}/v2/models/{name}/ready"
+        if given.sent == "ERROR":
+            os.environ.update(planted.environment(Path(scratch)))
         with running(command, ready, Path(scratch) / "log") as (server, seconds):
 
             def kill() -> None:
-                os.kill(victim_of(server, name, given.victim), signal.Signals[f"SIG{given.sent}"])
+                if given.sent == "ERROR":
+                    return planted.plant(Path(scratch), rank)
+                return os.kill(victim_of(server, name, given.victim), signal.Signals[f"SIG{given.sent}"])
 
             runs = [asyncio.run(play(name, asked, given.tokens, kills, kill)) for kills in (0, 0, given.kills)]
     first = [stream.tokens for stream in runs[0]]

@@ -11,6 +11,7 @@ import pytest
 
 from engine.serving.launch import repository
 from engine.serving.link.process_watch import parent, start_time
+from perf.check import planted
 from tests.e2e.conftest import SETTINGS
 from tests.e2e.harness import Call, Server, tokens_of, wait_until
 from tests.e2e.test_recovery import long_request
@@ -54,6 +55,19 @@ def streams(server: Server) -> list[Call]:
 
 
 @pytest.fixture(scope="module")
+def failing(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Path]]:
+    """A server with `pair` alone, and the folder by which the library fails a rank."""
+    folder = tmp_path_factory.mktemp("failing")
+    repository.write_llm(folder / "models", "pair", {"model": str(checkpoint), **SETTINGS, "parallel.tensor": "2"})
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in planted.environment(folder).items():
+            patch.setenv(name, value)
+        server = Server(folder / "models", folder / "log", models=("pair",), exit_timeout_s=3)
+    yield server.wait_ready(), folder
+    assert server.stop() == 0
+
+
+@pytest.fixture(scope="module")
 def expected(pair: Server) -> list[list[int]]:
     """Of the same streams, undisturbed."""
     return [tokens_of(call.all()) for call in streams(pair)]
@@ -89,3 +103,19 @@ def test_streams_survive_the_end_of_either_rank(
     assert not set(ranks(pair)) & set(old)
     if rank == 1:
         assert f"rank 1 (pid {old[1]})" in pair.log.read_text()
+
+
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_streams_survive_an_error_of_the_library(
+    failing: tuple[Server, Path], expected: list[list[int]], rank: int
+) -> None:
+    """In a step of either rank, while both live."""
+    server, folder = failing
+    old = ranks(server)
+    calls = streams(server)
+    firsts = [call.next() for call in calls]
+    planted.plant(folder, rank)
+    got = [tokens_of([first, *call.all()]) for first, call in zip(firsts, calls, strict=True)]
+    assert got == expected
+    wait_until(lambda: all(start_time(pid) is None for pid in old), "both old ranks are gone")
+    assert "unhandled system error (planted)" in server.log.read_text()
