@@ -226,7 +226,7 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """How many devices share one model.
 
     tensor: ranks, each a process with a GPU of its own (or without one), that hold a part of every layer.
-    expert: "sliced" gives each rank some channels of every routed expert; "whole" gives it some experts with all of
+    expert: "sliced" gives each rank some channels of every routed expert, "whole" some experts with all of
     their channels.
     context: "whole" keeps the latents of latent attention on every rank; "sliced" gives each rank those of some tokens,
     which holds as many times more.
@@ -238,7 +238,7 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """
 
     tensor: Annotated[int, Meta(ge=1, le=64)] = 1
-    expert: Literal["sliced", "whole"] = "sliced"
+    expert: Literal["auto", "sliced", "whole"] = "auto"
     context: Literal["whole", "sliced"] = "whole"
     all_reduce: Literal["auto", "library", "peer"] = "auto"
     merge_candidates: bool = True

@@ -98,7 +98,9 @@ def runs_of(layer: LayerConfig, model: ModelConfig, shard: Shard) -> Runs:
     if counted is None:
         raise _refused(shard, f"{model.family} has layers of {type(mixer).__name__}")
     if isinstance(ffn, MoeConfig) and ffn.bias and not shard.whole_experts:
-        raise _refused(shard, f"{model.family} has experts with biases, which go with parallel.expert whole alone")
+        raise _refused(
+            shard, f"{model.family} has experts with biases, which parallel.expert auto or whole deals out whole"
+        )
     made = _channels(ffn, shard)
     count = getattr(mixer, counted.heads)
     if counted.groups is not None:
@@ -119,7 +121,7 @@ def _channels(ffn: FeedForwardConfig, shard: Shard) -> Runs:
         return {"inner": (inner, _inner(inner, shard))}
     count, shared = ffn.num_experts, ffn.num_shared * inner
     if not shard.whole_experts:
-        start, stop = _inner(inner, shard, ": parallel.expert whole leaves experts as they are")
+        start, stop = _inner(inner, shard, ": parallel.expert auto or whole leaves experts as they are")
         # Shared experts are one matrix, of which a rank takes a run as wide as its shares of all of them.
         both = (start * ffn.num_shared, stop * ffn.num_shared)
         return {"inner": (inner, (start, stop)), "shared": (shared, both), "experts": (count, (0, count))}

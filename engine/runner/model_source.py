@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 
 from engine.config import EngineConfig
 from engine.models import registry
-from engine.models.config import AttentionConfig, LatentAttentionConfig, ModelConfig
+from engine.models.config import AttentionConfig, LatentAttentionConfig, ModelConfig, MoeConfig
 from engine.models.gguf.names import open_folder
 from engine.models.parts import with_shared_apart
 from engine.models.reader import ConfigError
@@ -27,6 +28,8 @@ from engine.weights import loader
 from engine.weights.checkpoint import Checkpoint
 from engine.weights.rules import Rule
 from kernels.cache_scales import CacheScales
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -72,10 +75,13 @@ def read(
     if quant.shared_apart(rules, checkpoint, method, quantize):
         model = with_shared_apart(model)
         rules = family.rules(model)
-    whole_experts = config.parallel.expert == "whole"
     entries = None if checkpoint is None else checkpoint.entries
-    alignment = quant.shard_alignment(rules, method, quantize, whole_experts, entries)
-    shard = Shard(communicator.rank, communicator.size, alignment, whole_experts)
+
+    def shard_of(whole_experts: bool) -> Shard:
+        alignment = quant.shard_alignment(rules, method, quantize, whole_experts, entries)
+        return Shard(communicator.rank, communicator.size, alignment, whole_experts)
+
+    shard = _chosen(config.parallel.expert, model, shard_of)
     target = Target(model, family, shard, checkpoint, method)
     if checkpoint is not None:
         vocabulary = Vocabulary(model.vocab_size, communicator)
@@ -100,6 +106,18 @@ def read(
         scales=scales.of(len(model.layers)) if fp8 else (),
         target=target,
     )
+
+
+def _chosen(expert: str, model: ModelConfig, shard_of: Callable[[bool], Shard]) -> Shard:
+    """The rank's share by `parallel.expert`; "auto" slices experts where that can be."""
+    shard = shard_of(expert == "whole")
+    if expert == "auto" and any(isinstance(layer.ffn, MoeConfig) for layer in model.layers):
+        try:
+            shard_config(model, shard)
+        except ConfigError as error:
+            log.info("experts are dealt out whole: %s", error)
+            return shard_of(True)
+    return shard
 
 
 def _check_quantized(config: EngineConfig, said: bool, checkpoint: Checkpoint | None) -> None:

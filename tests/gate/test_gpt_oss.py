@@ -85,7 +85,7 @@ def test_published_experts_are_the_numbers_that_they_stand_for(truth: Golden) ->
 
 
 def test_two_ranks_share_published_experts(truth: Golden) -> None:
-    config = test_ranks.of_ranks(truth, GPT_OSS, 2, expert="whole")
+    config = test_ranks.of_ranks(truth, GPT_OSS, 2)
     played = test_ranks.play(config, truth)
     assert played[0] == played[1]
     verdict = judge(truth.sequences, played[0], "float32")

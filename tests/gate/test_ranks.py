@@ -249,8 +249,8 @@ def test_biases_of_experts_are_not_sliced(tmp_path: Any) -> None:
     from tests.gate.oracle import random_model
 
     random_model(GPT_OSS).save_pretrained(tmp_path)
-    config = of_ranks(Golden(tmp_path, [], None), GPT_OSS, 2)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"experts with biases, which go with parallel\.expert whole alone"):
+    config = of_ranks(Golden(tmp_path, [], None), GPT_OSS, 2, expert="sliced")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"experts with biases, which parallel\.expert auto or whole deals out"):
         together(2, lambda c: build_runner(config, communicator=c))
 
 
@@ -310,13 +310,13 @@ PACKED_EXPERTS = [(NARROW, name) for name in ("fp8-blocks-f32", "ct-mxfp4", "ct-
 @pytest.mark.parametrize(("shape", "name"), PACKED_EXPERTS, ids=[f"{s.name}-{name}" for s, name in PACKED_EXPERTS])
 def test_whole_experts_keep_their_blocks(shape: Shape, name: str, pytestconfig: pytest.Config) -> None:
     truth = _packed(quick(shape) if shape in FAMILIES else shape, name, pytestconfig)
-    config = replace(of_ranks(truth, shape, 2, expert="whole"), weights=WeightsConfig(activations="16bit"))
+    config = replace(of_ranks(truth, shape, 2), weights=WeightsConfig(activations="16bit"))
     played = play(config, truth)
     assert played[0] == played[1]
     verdict = judge(truth.sequences, played[0], "float32")
     assert verdict.passes("float32"), verdict
-    sliced = replace(config, parallel=ParallelConfig(tensor=2))
-    with pytest.raises(ConfigError, match=r"parallel\.expert whole leaves experts as they are"):
+    sliced = replace(config, parallel=ParallelConfig(tensor=2, expert="sliced"))
+    with pytest.raises(ConfigError, match=r"parallel\.expert auto or whole leaves experts"):
         play(sliced, truth)
 
 

@@ -82,9 +82,12 @@ def advice(checkpoint: Path, settings: Mapping[str, str], here: list[Gpu]) -> st
     said = (
         f"its weights take {size / _GB:.0f} GB, and {asked} of the GPUs here hold {int(asked) * room(least) / _GB:.0f}"
     )
-    whole = settings.get("parallel.expert") == "whole"
+    # As `model_source` chooses by "auto".
+    ways = {"sliced": (False,), "whole": (True,)}.get(settings.get("parallel.expert", "auto"), (False, True))
     more = range(int(asked) + 1, len(here) + 1)
-    fits = next((n for n in more if size <= n * room(least) and _shares(checkpoint, n, whole)), 0)
+    fits = next(
+        (n for n in more if size <= n * room(least) and any(_shares(checkpoint, n, whole) for whole in ways)), 0
+    )
     if fits:
         return f"{said} beside a cache: set parallel.tensor={fits}"
     return f"{said} beside a cache, and no parallel.tensor up to {len(here)} does: use weights.quantize or larger GPUs"
