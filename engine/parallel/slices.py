@@ -157,10 +157,11 @@ class _Cut:
         each = -(-self.whole * size // entry.shape[along])
         if any(start % each or (stop % each and stop != self.whole) for start, stop in self.runs):
             borders = ", ".join(f"{start} to {stop}" for start, stop in self.runs)
-            held = "number" if size == 1 else f"block of {entry.blocks}"
+            held, fits = "number" if size == 1 else f"block of {entry.blocks}", self.whole // each
+            remedy = f"use a parallel.tensor that divides {fits}" if fits > 1 else "set parallel.tensor to 1"
             raise WeightsError(
                 f"{entry.name} has one {held} for {each} of {self.whole} {self.axis}, and of these one of {shard.size} "
-                f"ranks would take {borders}: use a parallel.tensor that divides {self.whole // each}"
+                f"ranks would take {borders}: {remedy}"
             )
         runs = [(start // each * size, -(-stop // each) * size) for start, stop in self.runs]
         if along == 0:
