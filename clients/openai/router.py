@@ -8,7 +8,6 @@ import logging
 import math
 import socket
 import time
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -31,53 +30,61 @@ _ATTEMPTS = 6  # for a request that meets dead instances only: each takes a seco
 
 
 class PrefixIndex:
-    """Which replica last saw a prompt beginning: chained hashes of fixed chunks, least recently used out first.
+    """Which replica last saw a prompt beginning: chained hashes of fixed chunks, of which the half that was used latest
+    stays, at least.
 
-    chunk: bytes hashed together; an entry stands for the whole prompt up to its chunk's end.
+    chunk: bytes hashed together; an entry stands for the whole prompt up to its chunk's end. An entry takes some 120
+    bytes, half of what an OrderedDict would.
     """
 
     def __init__(self, chunk: int = 256, capacity: int = 65536) -> None:
         self._chunk = chunk
-        self._capacity = capacity
-        self._owners: OrderedDict[bytes, str] = OrderedDict()
+        self._half = capacity // 2
+        self._latest: dict[int, str] = {}
+        self._before: dict[int, str] = {}
 
     def find(self, key: bytes) -> str | None:
         """The replica with the longest known beginning of `key`."""
         owner = None
         for digest in self._digests(key):
-            known = self._owners.get(digest)
+            known = self._latest.get(digest) or self._before.get(digest)
             if known is None:
                 break
-            self._owners.move_to_end(digest)
+            self._put(digest, known)
             owner = known
         return owner
 
     def add(self, key: bytes, replica: str) -> None:
         for digest in self._digests(key):
-            self._owners[digest] = replica
-            self._owners.move_to_end(digest)
-        while len(self._owners) > self._capacity:
-            self._owners.popitem(last=False)
+            self._put(digest, replica)
+
+    def _put(self, digest: int, replica: str) -> None:
+        self._latest[digest] = replica
+        self._before.pop(digest, None)
+        if len(self._latest) >= self._half:
+            self._latest, self._before = {}, self._latest
 
     def forget(self, replica: str) -> None:
         """The replica restarted: its cache is empty."""
-        for digest in [d for d, owner in self._owners.items() if owner == replica]:
-            del self._owners[digest]
+        for owners in (self._latest, self._before):
+            for digest in [d for d, owner in owners.items() if owner == replica]:
+                del owners[digest]
 
     def __len__(self) -> int:
-        return len(self._owners)
+        return len(self._latest) + len(self._before)
 
     def clear(self) -> None:
         """Every cache is empty."""
-        self._owners.clear()
+        self._latest.clear()
+        self._before.clear()
 
-    def _digests(self, key: bytes) -> Iterable[bytes]:
+    def _digests(self, key: bytes) -> Iterable[int]:
         # A short key (a prompt_cache_key) is one chunk; of a long one, only whole chunks count.
         digest = b""
         end = max(len(key) - len(key) % self._chunk, min(len(key), self._chunk))
         for start in range(0, end, self._chunk):
-            digest = blake2b(digest + key[start : start + self._chunk], digest_size=12).digest()
-            yield digest
+            digest = blake2b(digest + key[start : start + self._chunk], digest_size=8).digest()
+            yield int.from_bytes(digest, "big")
 
 
 @dataclass

@@ -9,6 +9,8 @@ import time
 from collections.abc import AsyncGenerator
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from clients.openai.config import Replica, ShimConfig
 from clients.openai.errors import ApiError, BackendError
@@ -69,7 +71,7 @@ def test_the_longest_known_beginning_wins() -> None:
 
 
 def test_what_was_not_used_longest_is_forgotten_first() -> None:
-    index = PrefixIndex(chunk=4, capacity=2)
+    index = PrefixIndex(chunk=4, capacity=4)
     index.add(b"aaaa", "one")
     index.add(b"bbbb", "two")
     index.find(b"aaaa")
@@ -79,6 +81,16 @@ def test_what_was_not_used_longest_is_forgotten_first() -> None:
     assert len(index) == 2
     index.forget("one")
     assert len(index) == 0
+
+
+@given(st.lists(st.integers(0, 40), max_size=200))
+def test_the_half_that_was_used_latest_is_known(used: list[int]) -> None:
+    index = PrefixIndex(chunk=4, capacity=20)
+    for number in used:
+        index.add(f"{number:04}".encode(), str(number))
+        assert len(index) <= 20
+    for number in list(dict.fromkeys(reversed(used)))[:9]:
+        assert index.find(f"{number:04}".encode()) == str(number)
 
 
 def test_without_a_known_beginning_the_least_loaded_replica_is_taken() -> None:
