@@ -247,7 +247,8 @@ def test_a_file_is_the_numbers_that_it_stands_for(
 
 
 BY_NAME = {f"{shape.name}-{name}": (shape, name, formats) for shape, name, formats in CASES}
-# Files that two ranks share, and how.
+# Files that two ranks share, and how; of these `make test` plays some.
+QUICK = ("gguf-llama-q8_0", "gguf-qwen3-q4_k_m", "gguf-qwen3-moe-q4_k_m", "gguf-deepseek-v2-undivided")
 RANKS: list[tuple[str, dict[str, Any]]] = [
     ("gguf-llama-q8_0", {}),
     ("gguf-qwen3-q4_k_m", {}),
@@ -261,7 +262,18 @@ RANKS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("file", "parallel"), RANKS, ids=[" ".join([name, *way.values()]) for name, way in RANKS])
+SHARED = [
+    pytest.param(
+        name,
+        way,
+        id=" ".join([name, *way.values()]),
+        marks=[] if name in QUICK else [pytest.mark.slow],
+    )
+    for name, way in RANKS
+]
+
+
+@pytest.mark.parametrize(("file", "parallel"), SHARED)
 def test_two_ranks_share_a_file(file: str, parallel: dict[str, Any], pytestconfig: pytest.Config) -> None:
     truth = truth_of(*BY_NAME[file], Path(pytestconfig.rootpath))
     config = of_ranks(truth, 2, **parallel)

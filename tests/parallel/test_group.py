@@ -34,7 +34,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
         scheduler=SchedulerConfig(max_rows=4, token_budget=64),
         cache=CacheConfig(num_blocks=32),
         runtime=RuntimeConfig(device="cpu", dtype="float32"),
-        parallel=ParallelConfig(tensor=2),
+        parallel=ParallelConfig(tensor=2, expert="sliced"),
     )
 
 
