@@ -226,8 +226,8 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """How many devices share one model.
 
     tensor: ranks, each a process with a GPU of its own (or without one), that hold a part of every layer.
-    expert: "sliced" gives each rank some channels of every routed expert, "whole" some experts with all of
-    their channels.
+    expert: "sliced" gives each rank some channels of every routed expert, "whole" some experts with all of their
+    channels; "auto" slices where that parts no block, and experts without biases alone.
     context: "whole" keeps the latents of latent attention on every rank; "sliced" gives each rank those of some tokens,
     which holds as many times more.
     all_reduce: "peer" adds up over ranks by kernels of our own, where GPUs of one host reach each other's memory;

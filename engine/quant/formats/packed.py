@@ -195,7 +195,7 @@ def make(
         return PackedInt(scheme, stored, inputs, torch.bfloat16, len(modules), exact_inputs=exact_inputs)
     names = NAMES[scheme.layout]
     ordered = [entries.get(f"{module}.{names.order}") for module in modules] if scheme.ordered else []
-    if any(entry is not None and entry.shape > (inputs,) for entry in ordered):
+    if any(entry is not None and entry.shape[:1] > (inputs,) for entry in ordered):
         raise WeightsError(
             f"{listed(list(modules))} gives its inputs an order (g_idx), and ranks share the inputs, which is not "
             "implemented: use a checkpoint without desc_act or actorder, or parallel.tensor 1"
