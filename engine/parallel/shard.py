@@ -42,8 +42,8 @@ COUNTED: dict[type, Counted] = {
     LatentAttentionConfig: Counted("num_heads"),
     SparseAttentionConfig: Counted("num_heads", "out_groups", "groups of outputs", shared=False),
 }
-# Inner channels go by the largest of these that gives each rank some: blocks of FP8, groups and words of INT4. Those
-# of GGUF files may hold more.
+# Inner channels go by the largest of these, or of what is stored together, that gives each rank some: blocks of FP8,
+# groups and words of INT4.
 UNITS = (128, 64, 32, 16, 8, 1)
 Run = tuple[int, int]
 # Of each part that a layer has, how many there are and the run [start, stop) of a rank.
@@ -150,7 +150,7 @@ def _inner(count: int, shard: Shard, remedy: str = "") -> Run:
     """The rank's inner channels: as many as the others have, if that can be."""
     units = [
         unit
-        for unit in (UNITS if shard.alignment <= UNITS[0] else (shard.alignment,))
+        for unit in sorted({*UNITS, shard.alignment}, reverse=True)
         if unit % shard.alignment == 0 and count % unit == 0 and count // unit >= shard.size
     ]
     even = [unit for unit in units if count // unit % shard.size == 0]

@@ -117,8 +117,8 @@ def shard_alignment(
     schemes = {scheme for module in modules if method is not None and (scheme := method.scheme(module)) is not None}
     blocks = [max(scheme.block) for scheme in schemes if isinstance(scheme, Fp8Scheme) and scheme.block]
     blocks += [fp4.NAMES[scheme.layout].group for scheme in schemes if isinstance(scheme, Fp4Scheme)]
-    stored = [entry.blocks for module in modules if (entry := (entries or {}).get(f"{module}.weight")) is not None]
-    blocks += [FORMATS[name].num_values for name in stored if name is not None]
+    stored = [entries[name] for module in modules if (name := f"{module}.weight") in entries] if entries else []
+    blocks += [FORMATS[entry.blocks].num_values for entry in stored if entry.blocks is not None]
     # A word holds 32 bits, of outputs or of inputs.
     return max([*blocks, *(scheme.group or 32 for scheme in schemes if isinstance(scheme, PackedScheme))], default=1)
 

@@ -65,15 +65,15 @@ class SuffixTree:
         """What was appended and is not taken in."""
         return self._text[self._started : self._size]
 
-    def begin(self, texts: array[int]) -> None:
-        """Put down what waits in another tree."""
+    def extend(self, texts: array[int]) -> None:
+        """Put down texts, to be taken in, each with its end behind it."""
         end = self._size + len(texts)
         self._text[self._size : end] = texts
         self._size = end
 
     def append(self, text: Sequence[int]) -> None:
         """Put down a text, to be taken in."""
-        self.begin(array("i", (*text, _END)))
+        self.extend(array("i", (*text, _END)))
 
     def take_in(self, count: int) -> None:
         """Take in the suffixes that begin at the next `count` tokens, or fewer where the tree is full then."""
@@ -153,15 +153,12 @@ class SuffixTree:
 
     def _find(self, tokens: Sequence[int]) -> tuple[int, int]:
         """The node of a run, and in a leaf's text the place behind it; (0, -1) where it is not known."""
-        firsts, known, places = self._firsts, self._tokens, self._places
         node = 0
         for i, token in enumerate(tokens):
-            child = firsts[node]
-            if child and known[child] != token:
-                child = self._others[self._slot(node, token)]
+            child = self._child(node, token)
             if not child:
                 return 0, -1
-            node, place = child, places[child]
+            node, place = child, self._places[child]
             if place >= 0:
                 end = place + len(tokens) - i - 1
                 return (node, end) if self._text[place:end] == tokens[i + 1 :] else (0, -1)
@@ -206,7 +203,7 @@ class Outputs:
         tree = self._latest
         if tree.full or len(tree) > self._most_tokens:
             self._latest, self._before = self._tree(), tree
-            self._latest.begin(tree.waiting)
+            self._latest.extend(tree.waiting)
         self._latest.take_in(count)
 
     def following(self, tokens: array[int], count: int, longer: int) -> list[int]:
