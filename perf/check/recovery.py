@@ -131,8 +131,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             def kill() -> None:
                 if given.sent == "ERROR":
-                    return planted.plant(Path(scratch), rank)
-                return os.kill(victim_of(server, name, given.victim), signal.Signals[f"SIG{given.sent}"])
+                    planted.plant(Path(scratch), rank)
+                else:
+                    os.kill(victim_of(server, name, given.victim), signal.Signals[f"SIG{given.sent}"])
 
             runs = [asyncio.run(play(name, asked, given.tokens, kills, kill)) for kills in (0, 0, given.kills)]
     first = [stream.tokens for stream in runs[0]]

@@ -18,24 +18,22 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.api import Engine
-from engine.config import CacheConfig, EngineConfig, ParallelConfig, RuntimeConfig, SchedulerConfig
-from engine.parallel.communicator import Communicator
+from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerConfig
 from engine.quant.formats.gguf import LatentUp
 from engine.runner.build import build_runner
+from engine.runner.runner import DeviceRunner
 from engine.serving.launch import gguf_folder
 from engine.weights import gguf as weights
 from kernels.weight import GgufBlocks
 from kernels.weight import gguf as blocks
 from tests import gguf_files
+from tests.gate import test_ranks
 from tests.gate.families import YARN
 from tests.gate.oracle import FORCED, Golden, Sequence, golden
-from tests.gate.plans import PlanPlayer
 from tests.gate.player import EnginePlayer
 from tests.gate.shapes import COMMON, Shape
 from tests.gate.verdict import Verdict, judge
-from tests.parallel.ranks import together
 
-WHOLE = 1000  # tokens of a chunk
 SMALL = {**COMMON, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
 LLAMA3 = {
     "rope_type": "llama3",
@@ -275,18 +273,19 @@ SHARED = [
 
 @pytest.mark.parametrize(("file", "parallel"), SHARED)
 def test_two_ranks_share_a_file(file: str, parallel: dict[str, Any], pytestconfig: pytest.Config) -> None:
-    truth = truth_of(*BY_NAME[file], Path(pytestconfig.rootpath))
-    config = of_ranks(truth, 2, **parallel)
+    shape, *stored = BY_NAME[file]
+    truth = truth_of(shape, *stored, Path(pytestconfig.rootpath))
+    sizes: dict[int, int] = {}
 
-    def work(communicator: Communicator) -> tuple[int, Any]:
-        runner = build_runner(config, communicator=communicator)
-        return runner.decoder.num_bytes, PlanPlayer(runner, WHOLE).play(truth.sequences)
+    def weigh(runner: DeviceRunner, rank: int) -> None:
+        sizes[rank] = runner.decoder.num_bytes
 
-    whole = build_runner(of_ranks(truth, 1)).decoder.num_bytes
-    for num_bytes, played in together(2, work):
+    for played in test_ranks.play(test_ranks.of_ranks(truth, shape, 2, **parallel), truth, weigh):
         verdict = judge(truth.sequences, played, "float32")
         assert verdict.passes("float32"), verdict
-        assert num_bytes < 0.7 * whole
+    whole = build_runner(test_ranks.of_ranks(truth, shape, 1)).decoder.num_bytes
+    assert all(size < 0.7 * whole for size in sizes.values())
+    assert len(sizes) == 2
 
 
 @pytest.mark.parametrize(
@@ -300,20 +299,10 @@ def test_two_ranks_share_a_file(file: str, parallel: dict[str, Any], pytestconfi
     ],
 )
 def test_a_block_is_not_parted(file: str, sentence: str, pytestconfig: pytest.Config) -> None:
-    config = of_ranks(truth_of(*BY_NAME[file], Path(pytestconfig.rootpath)), 2, expert="sliced")
+    shape, *stored = BY_NAME[file]
+    truth = truth_of(shape, *stored, Path(pytestconfig.rootpath))
     with pytest.raises(ValueError, match=sentence):
-        together(2, lambda communicator: build_runner(config, communicator=communicator))
-
-
-def of_ranks(truth: Golden, size: int, **parallel: Any) -> EngineConfig:
-    return EngineConfig(
-        model=str(truth.folder),
-        max_model_len=320,
-        scheduler=SchedulerConfig(max_rows=12, token_budget=4096),
-        cache=CacheConfig(block_size=16, num_blocks=256),
-        runtime=RuntimeConfig(device="cpu", dtype="float32"),
-        parallel=ParallelConfig(tensor=size, **parallel),
-    )
+        test_ranks.play(test_ranks.of_ranks(truth, shape, 2, expert="sliced"), truth)
 
 
 def unpaired(*given: Any, made: Any = weights._named) -> Any:
