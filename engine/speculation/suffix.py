@@ -6,12 +6,14 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
+import numpy as np
+
 from engine.speculation.backoff import Backoff
 from engine.speculation.ngram import Ngrams
 
 # Tokens of the longest suffix that is looked up, and of the shortest that counts.
 DEEPEST, LEAST = 24, 3
-# Nodes and tokens of a tree; when it has them a new one is begun, and the one before it is let go: 5.4 MB each.
+# Nodes and tokens of a tree, 5.4 MB; when it has them the one before it is cleared and takes its place.
 MAX_NODES, MAX_TOKENS = 1 << 17, 1 << 18
 # Tokens that wait to be taken in, and how many a proposal takes in: each costs some microseconds.
 MAX_WAITING, TAKEN = 1 << 15, 8
@@ -64,6 +66,12 @@ class SuffixTree:
     def waiting(self) -> array[int]:
         """What was appended and is not taken in."""
         return self._text[self._started : self._size]
+
+    def clear(self) -> None:
+        """Forget all texts."""
+        for held in (self._firsts, self._counts, self._best, self._others):
+            np.frombuffer(held, np.int32).fill(0)
+        self._nodes, self._size, self._started = 1, 0, 0
 
     def extend(self, texts: array[int]) -> None:
         """Put down texts, to be taken in, each with its end behind it."""
@@ -186,8 +194,8 @@ class Outputs:
     """What the requests of an engine gave, in bounded memory: a tree of the latest, and the one before it."""
 
     def __init__(self, most_nodes: int = MAX_NODES, most_tokens: int = MAX_TOKENS) -> None:
-        self._most_nodes, self._most_tokens = most_nodes, most_tokens
-        self._latest, self._before = self._tree(), self._tree()
+        self._most_tokens = most_tokens
+        self._latest, self._before = (SuffixTree(max_nodes=most_nodes, max_tokens=most_tokens) for _ in range(2))
 
     @property
     def nodes(self) -> int:
@@ -202,7 +210,8 @@ class Outputs:
         """Take in some of what was added."""
         tree = self._latest
         if tree.full or len(tree) > self._most_tokens:
-            self._latest, self._before = self._tree(), tree
+            self._latest, self._before = self._before, tree
+            self._latest.clear()
             self._latest.extend(tree.waiting)
         self._latest.take_in(count)
 
@@ -212,9 +221,6 @@ class Outputs:
         size, run = self._latest.following(last, count, longer)
         _, older = self._before.following(last, count, max(longer, size))
         return older or run
-
-    def _tree(self) -> SuffixTree:
-        return SuffixTree(max_nodes=self._most_nodes, max_tokens=self._most_tokens)
 
 
 class SuffixDrafter:

@@ -123,6 +123,40 @@ def test_a_tree_does_not_grow_while_it_takes_in() -> None:
     assert grown < 2000
 
 
+def test_a_cleared_tree_is_as_a_new_one() -> None:
+    draw = random.Random(0)
+    old, new = (SuffixTree(max_nodes=2000, max_tokens=4000) for _ in range(2))
+    old.append([draw.randrange(5) for _ in range(3000)])
+    old.take_in(3000)
+    old.clear()
+    text = [draw.randrange(5) for _ in range(1000)]
+    for tree in (old, new):
+        tree.append(text)
+        tree.take_in(1000)
+    assert old.nodes == new.nodes
+    for start in range(900):
+        asked = text[start : start + 20]
+        assert old.following(asked, 8) == new.following(asked, 8)
+
+
+def test_outputs_do_not_grow_when_a_tree_takes_the_others_place() -> None:
+    draw = random.Random(0)
+    texts = [[draw.randrange(100) for _ in range(90)] for _ in range(400)]
+    outputs = Outputs(most_nodes=2000, most_tokens=4000)
+    trees = {id(outputs._latest), id(outputs._before)}
+    tracemalloc.start()
+    try:
+        for text in texts:
+            outputs.add(text)
+            outputs.take_in(1 << 20)
+        grown, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert outputs.nodes > 2000
+    assert {id(outputs._latest), id(outputs._before)} == trees
+    assert grown < 4000
+
+
 def test_what_comes_faster_than_it_is_taken_in_is_left_out() -> None:
     outputs = Outputs()
     for _ in range(100):
