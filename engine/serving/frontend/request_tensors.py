@@ -335,13 +335,14 @@ def _with_bias(params: SamplingParams, bias: Array) -> SamplingParams:
     """With TensorRT-LLM's embedding_bias, one value a token id, in the logit biases. Raises RequestError."""
     if not np.all(np.abs(bias) <= MAX_BIAS):
         raise RequestError(f"{protocol.EMBEDDING_BIAS} must lie between {-MAX_BIAS:g} and {MAX_BIAS:g}")
-    tokens = np.flatnonzero(bias).tolist()
-    found = {token: float(bias.flat[token]) + params.logit_bias.get(token, 0.0) for token in tokens[: MAX_BIASES + 1]}
+    tokens = np.flatnonzero(bias)
+    name, count = protocol.EMBEDDING_BIAS, tokens.size
+    if count > MAX_BIASES:
+        raise RequestError(f"{name} has {count} values that are not 0; {MAX_BIASES} are allowed")
+    found = {token: float(bias.flat[token]) + params.logit_bias.get(token, 0.0) for token in tokens.tolist()}
     together = params.logit_bias | found
     if len(together) > MAX_BIASES:
-        raise RequestError(
-            f"{protocol.EMBEDDING_BIAS} has {len(tokens)} values that are not 0; {MAX_BIASES} are allowed"
-        )
+        raise RequestError(f"{name} and logit_bias: {len(together)} tokens together; {MAX_BIASES} are allowed")
     return msgspec.structs.replace(params, logit_bias=together)
 
 

@@ -122,6 +122,11 @@ def test_what_the_llm_takes_as_ids() -> None:
             decoded(input_lengths=np.array([length], np.int32))
     with pytest.raises(RequestError, match="2000 values that are not 0"):
         decoded(embedding_bias=np.ones(2000, np.float32))
+    with pytest.raises(RequestError, match="embedding_bias and logit_bias: 1025 tokens together"):
+        decoded(
+            embedding_bias=np.ones(1024, np.float32),
+            sampling_parameters=np.array([b'{"logit_bias": {"2000": 1.0}}'], object),
+        )
     with pytest.raises(RequestError, match="must lie between"):
         decoded(embedding_bias=np.full(3, np.nan, np.float32))
     with pytest.raises(RequestError, match="stops another is not implemented"):
