@@ -181,7 +181,7 @@ def quick(shape: Shape) -> Shape:
 def truth(shape: Shape, pytestconfig: pytest.Config) -> Golden:
     """Checkpoint and oracle of a shape, less the sequences that stand on an edge."""
     made = golden(shape, Path(pytestconfig.rootpath) / ".cache" / "gate")
-    edges = ON_AN_EDGE.get(shape.name, ()) if shape.sequences == NUM_SEQUENCES else ()
+    edges = ON_AN_EDGE.get(shape.name, {}) if shape.sequences == NUM_SEQUENCES else ()
     return replace_fields(made, sequences=[s for i, s in enumerate(made.sequences) if i not in edges])
 
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from engine.models import registry
+from engine.types import TokenLogprobs
 from tests.gate.conftest import as_param
 from tests.gate.families import FAMILIES, ON_AN_EDGE
-from tests.gate.oracle import FORCED, Sequence, golden
+from tests.gate.oracle import FORCED, Sequence, WideProducts, golden
 from tests.gate.shapes import SHAPES, Shape
+from tests.gate.verdict import NUM_LOGPROBS, REGRET, WORST, judge
 
-# Relative change of the embeddings, and the limit of float32.
-ROUNDING, LIMIT = 3e-7, 1e-4
-TRIES = 12
+# How far embeddings move, of their value (in bfloat16 to the next number at most), and how often that is tried.
+ROUNDING = {"float32": 3e-7, "bfloat16": 2.0**-8}
+TRIES = {"float32": 12, "bfloat16": 24}
 SKIPPED = [as_param(shape) for shape in FAMILIES if shape.name in ON_AN_EDGE]
 
 
@@ -28,19 +31,28 @@ def test_sequences_that_are_left_out_stand_on_an_edge(shape: Shape, pytestconfig
 
     truth = golden(shape, Path(pytestconfig.rootpath) / ".cache" / "gate")
     kind = getattr(transformers, f"{shape.kind}ForCausalLM")
-    model = kind.from_pretrained(truth.folder, dtype=torch.float32, attn_implementation="eager").eval()
-    weight = model.get_input_embeddings().weight.data
-    exact, generator = weight.clone(), torch.Generator().manual_seed(1)
+    for place, dtype in ON_AN_EDGE[shape.name].items():
+        model = kind.from_pretrained(truth.folder, dtype=getattr(torch, dtype), attn_implementation="eager").eval()
+        assert not all(steady(model, truth.sequences[place], dtype))
+        assert all(steady(model, truth.sequences[place + 1], dtype))
 
-    def moves(sequence: Sequence) -> float:
-        weight.copy_(exact * (1 + ROUNDING * torch.randn(exact.shape, generator=generator)))
-        with torch.inference_mode():
+
+def steady(model: Any, sequence: Sequence, dtype: str) -> Iterator[bool]:
+    """Whether a model whose embeddings have moved stays within the gate's limit of a position, try by try."""
+    weight, generator = model.get_input_embeddings().weight.data, torch.Generator().manual_seed(1)
+    exact = weight.to(torch.float32, copy=True)
+    for _ in range(TRIES[dtype]):
+        weight.copy_(exact * (1 + ROUNDING[dtype] * (2 * torch.rand(exact.shape, generator=generator) - 1)))
+        with torch.inference_mode(), WideProducts():
             logits = model(torch.tensor([sequence.prompt + sequence.forced]), logits_to_keep=FORCED + 1).logits[0]
-        return float(np.abs(logits.float().log_softmax(-1).numpy() - sequence.logprobs["float32"]).max())
-
-    for place in ON_AN_EDGE[shape.name]:
-        assert max(moves(truth.sequences[place]) for _ in range(TRIES)) > LIMIT
-        assert max(moves(truth.sequences[place + 1]) for _ in range(TRIES)) < LIMIT
+        best = logits.float().log_softmax(-1).topk(NUM_LOGPROBS)
+        said = [
+            TokenLogprobs([ids[0], *ids], [values[0], *values], [1, *range(1, NUM_LOGPROBS + 1)])
+            for ids, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        ]
+        verdict = judge([sequence], [said], dtype)
+        yield verdict.worst <= WORST if dtype == "float32" else verdict.regret <= REGRET
+    weight.copy_(exact)
 
 
 def test_every_family_that_is_served_is_held_to_transformers() -> None:

@@ -11,6 +11,8 @@ from engine.types import TokenLogprobs
 from tests.gate.oracle import TOP, Sequence
 
 NUM_LOGPROBS = 20
+# The limits of the gate: `worst` in float32, the others in bfloat16.
+WORST, REGRET, MEAN, P99 = 1e-4, 0.20, 0.06, 0.20
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,8 @@ class Verdict:
     def passes(self, dtype: str) -> bool:
         """The limits of the gate. NaN fails."""
         if dtype == "float32":
-            return self.worst <= 1e-4
-        return self.regret <= 0.20 and self.mean <= 0.06 and self.p99 <= 0.20
+            return self.worst <= WORST
+        return self.regret <= REGRET and self.mean <= MEAN and self.p99 <= P99
 
     def __str__(self) -> str:
         return (
