@@ -138,6 +138,7 @@ def _work(config: ShimConfig, log_level: str, metrics_folder: str | None, listen
     _begin_log(log_level)
     app = create_app(config, metrics_folder)
     heap.freeze()
+    heap.collect_often()
     heap.keep_trimmed()
     settings = uvicorn.Config(
         app,

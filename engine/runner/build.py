@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Callable, Sequence
 
 import torch
 from msgspec.structs import replace
 
-from engine import env
+from engine import env, heap
 from engine.cache.spec import LayerSpec, PoolSpec
 from engine.cache.tensors import CacheTensors
 from engine.config import MIN_BLOCKS, CacheConfig, EngineConfig, SchedulerConfig
@@ -94,9 +93,7 @@ def build_runner(
         room = free_bytes(device, config.cache, 0)
         pool = _pool(config, config.cache, build, _specs(decoder, drafter), room)
         runner = _runner(config, build, decoder, drafter, budgets, agreed(pool, communicator))
-    # What stands now stands as long as the process: the collector need not walk it again and again.
-    gc.collect()
-    gc.freeze()
+    heap.freeze()
     _capture_first(runner, progress)
     if watch is not None:
         watch.arm()

@@ -73,6 +73,7 @@ class TritonPythonModel:
         )
         self._frontend = self._new_frontend(settings, config, tokenizer, engine_name, label)
         heap.freeze()
+        heap.collect_often()
         heap.keep_trimmed()
         self._frontend.start()
         self._metrics.start()
