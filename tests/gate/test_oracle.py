@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +36,15 @@ def test_sequences_that_are_left_out_stand_on_an_edge(shape: Shape, pytestconfig
         assert all(steady(model, truth.sequences[place + 1], dtype))
 
 
-def steady(model: Any, sequence: Sequence, dtype: str) -> Iterator[bool]:
-    """Whether a model whose embeddings have moved stays within the gate's limit of a position, try by try."""
+def steady(model: Any, sequence: Sequence, dtype: str) -> list[bool]:
+    """Whether a model whose embeddings have moved stays within the gate's limit of a position, try by try. They are
+    where they were afterwards."""
+    tries = []
     weight, generator = model.get_input_embeddings().weight.data, torch.Generator().manual_seed(1)
-    exact = weight.to(torch.float32, copy=True)
+    exact = weight.clone()
     for _ in range(TRIES[dtype]):
-        weight.copy_(exact * (1 + ROUNDING[dtype] * (2 * torch.rand(exact.shape, generator=generator) - 1)))
+        moves = 1 + ROUNDING[dtype] * (2 * torch.rand(exact.shape, generator=generator) - 1)
+        weight.copy_(exact.float() * moves)
         with torch.inference_mode(), WideProducts():
             logits = model(torch.tensor([sequence.prompt + sequence.forced]), logits_to_keep=FORCED + 1).logits[0]
         best = logits.float().log_softmax(-1).topk(NUM_LOGPROBS)
@@ -51,8 +53,9 @@ def steady(model: Any, sequence: Sequence, dtype: str) -> Iterator[bool]:
             for ids, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
         ]
         verdict = judge([sequence], [said], dtype)
-        yield verdict.worst <= WORST if dtype == "float32" else verdict.regret <= REGRET
+        tries.append(verdict.worst <= WORST if dtype == "float32" else verdict.regret <= REGRET)
     weight.copy_(exact)
+    return tries
 
 
 def test_every_family_that_is_served_is_held_to_transformers() -> None:
