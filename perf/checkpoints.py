@@ -5,7 +5,8 @@
 A shape is one of `perf.shapes`, or a folder or file with a published config; a quantization is of
 `perf.shapes.QUANTIZATIONS`, or "q4_k", a GGUF file (qwen3 and llama). Layers are as many as fit into --gb, and the
 vocabulary is cut, so that what is measured is layers. Tensors are those that the family's rules name, in the format
-that the config says; their numbers are drawn once and repeated.
+that the config says. Their numbers are drawn once and repeated, each tensor's from a place of its own. Norms are one,
+and numbers times scales have the size of weights, so that a model computes with them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import shutil
 import struct
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
@@ -45,6 +47,8 @@ Shape = tuple[int, ...]
 GGUF, BLOCK_BYTES = "q4_k", 144
 # Numbers that are drawn, of which every tensor is a repetition.
 DRAWN = 1 << 23
+# Standard deviations of weights, and of 8-bit floats before their scales.
+STD, FP8_STD = 0.02, 100.0
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -135,7 +139,8 @@ def tensors_of(folder: Path) -> Tensors:
                 ids = (torch.arange(prod(shape)) % bound).view(shape)
                 made[source] = Stored(torch.int64, shape, ids)
             else:
-                made[source] = Stored(torch.bfloat16, shape)
+                norm = len(shape) == 1 and not source.endswith("bias")
+                made[source] = Stored(torch.bfloat16, shape, torch.ones(shape) if norm else None)
     return _stacked(made) if hasattr(family, "unstack") else made
 
 
@@ -158,12 +163,14 @@ def _packed(scheme: Scheme, shape: Shape) -> Tensors:
     n, k = shape
     if isinstance(scheme, Fp8Scheme):
         data = {"weight": Stored(torch.float8_e4m3fn, shape)}
+        n_block, k_block = scheme.block or (1, k)
+        scales = torch.full((cdiv(n, n_block), cdiv(k, k_block)), STD / FP8_STD)
+        name, dtype = "weight_scale_inv", torch.float32
         if scheme.block is None:
-            return {**data, "weight_scale": Stored(torch.bfloat16, (n, 1))}
-        grid = cdiv(n, scheme.block[0]), cdiv(k, scheme.block[1])
-        if scheme.power_of_two:
-            return {**data, "scale": Stored(torch.float8_e8m0fnu, grid)}
-        return {**data, "weight_scale_inv": Stored(torch.float32, grid)}
+            name, dtype = "weight_scale", torch.bfloat16
+        elif scheme.power_of_two:
+            name, dtype = "scale", torch.float8_e8m0fnu
+        return {**data, name: Stored(dtype, tuple(scales.shape), scales)}
     if isinstance(scheme, Int8Scheme):
         return {"weight": Stored(torch.int8, shape), "weight_scale": Stored(torch.bfloat16, (n, 1))}
     if isinstance(scheme, Fp4Scheme):
@@ -231,18 +238,18 @@ class _Drawn:
     """Random numbers of every dtype, in pieces of a tensor's bytes."""
 
     def __init__(self) -> None:
-        normal = torch.randn(DRAWN, generator=torch.Generator().manual_seed(0)) * 0.02
+        normal = torch.randn(DRAWN, generator=torch.Generator().manual_seed(0)) * STD
         self._kept: dict[torch.dtype, memoryview] = {}
         self._blocks: memoryview | None = None
         self._makers: dict[torch.dtype, Callable[[], torch.Tensor]] = {
-            torch.float8_e4m3fn: lambda: normal * 5000,
+            torch.float8_e4m3fn: lambda: (normal / STD * FP8_STD).clamp(-448, 448),
             # Of exponents near zero, whose dtype converts nothing here.
             torch.float8_e8m0fnu: lambda: (120 + (normal * 100).abs()).to(torch.uint8).view(torch.float8_e8m0fnu),
         }
         self._floats = lambda: normal
         self._bytes = lambda: torch.randint(0, 256, (DRAWN,), dtype=torch.uint8)
 
-    def pieces(self, held: Stored) -> Iterator[memoryview]:
+    def pieces(self, name: str, held: Stored) -> Iterator[memoryview]:
         if held.values is not None:
             yield _raw(held.values.to(held.dtype))
             return
@@ -252,21 +259,27 @@ class _Drawn:
             maker = self._makers.get(held.dtype, self._bytes if whole else self._floats)
             made = maker()
             kept = self._kept[held.dtype] = _raw(made if whole else made.to(held.dtype))
-        yield from _repeated(kept, held.num_bytes)
+        yield from _repeated(kept, held.num_bytes, _place(name, 16, len(kept)))
 
-    def blocks(self, size: int) -> Iterator[memoryview]:
+    def blocks(self, name: str, size: int) -> Iterator[memoryview]:
         """Blocks of GGUF in so many bytes, whose scales and offsets, two float16, give weights of the usual size."""
         if self._blocks is None:
             made = self._bytes()[: DRAWN // BLOCK_BYTES * BLOCK_BYTES].view(-1, BLOCK_BYTES)
             made[:, :4] = torch.full((2,), 5e-5, dtype=torch.float16).view(torch.uint8)
             self._blocks = _raw(made)
-        yield from _repeated(self._blocks, size)
+        yield from _repeated(self._blocks, size, _place(name, BLOCK_BYTES, len(self._blocks)))
 
 
-def _repeated(kept: memoryview, size: int) -> Iterator[memoryview]:
+def _place(name: str, unit: int, size: int) -> int:
+    """Where a tensor's numbers begin in `size` bytes: a multiple of `unit`."""
+    return zlib.crc32(name.encode()) % (size // unit) * unit
+
+
+def _repeated(kept: memoryview, size: int, start: int) -> Iterator[memoryview]:
     while size:
-        yield kept[: min(size, len(kept))]
-        size -= min(size, len(kept))
+        piece = kept[start : start + size]
+        yield piece
+        size, start = size - len(piece), 0
 
 
 def _raw(tensor: torch.Tensor) -> memoryview:
@@ -291,8 +304,8 @@ def write_safetensors(folder: Path, tensors: Tensors) -> None:
         text += b" " * (-len(text) % 8)
         with (folder / file).open("wb") as stream:
             stream.write(struct.pack("<Q", len(text)) + text)
-            for held in named.values():
-                stream.writelines(drawn.pieces(held))
+            for name, held in named.items():
+                stream.writelines(drawn.pieces(name, held))
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": placed}))
 
 
@@ -332,10 +345,11 @@ def _write_gguf(file: Path, tensors: Tensors, config: Mapping[str, Any]) -> None
     drawn = _Drawn()
     with file.open("wb") as stream:
         stream.write(head + bytes(-len(head) % 32))
-        for held in tensors.values():
+        for name, held in tensors.items():
             kind, size = _gguf_type(held)
             plain = FORMATS[kind].num_values == 1
-            pieces = drawn.pieces(Stored(torch.float32, held.shape)) if plain else drawn.blocks(size)
+            wide = replace(held, dtype=torch.float32)
+            pieces = drawn.pieces(name, wide) if plain else drawn.blocks(name, size)
             stream.writelines([*pieces, bytes(-size % 32)])
 
 

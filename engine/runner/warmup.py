@@ -77,6 +77,8 @@ def warmup_steps(
     counts = sorted(n for i in range(1, 12) for n in (1 << i, (1 << i) + 1))
     made += [WarmupStep(0, 1, first, count) for count in counts for first in contexts]
     made += [WarmupStep(8, 1, 0, count) for count in counts]
+    # Tiles of experts go by pairs an expert: those of 128, 8 a token, have one for 272 to 399 tokens alone.
+    made += [WarmupStep(0, 1, 0, 3 << i) for i in range(5, 10)]
     # All thresholds but those of many experts lie below 4,097 tokens. One entry may have room for fewer.
     for count in (*counts, 4097):
         longer = -(-count // max_model_len)

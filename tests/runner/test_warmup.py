@@ -7,6 +7,7 @@ import logging
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,12 +19,18 @@ from hypothesis import strategies as st
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+import torch
+
 from engine.runner.inputs import MULTI_TOKEN_ENTRIES
 from engine.runner.warmup import LOGPROBS, logprobs_bucket, warmup_steps
 from kernels.compilation.watch import CompileWatch
 from kernels.linear.gguf_dispatch import DISPATCH, GgufProblem
 from kernels.linear.gguf_vector import EACH, MAX_ROWS
 from kernels.linear.invariant import many_rows_tile
+from kernels.moe_gemm.dispatch import DISPATCH as DENSE_EXPERTS
+from kernels.moe_gemm.dispatch import Problem
+from kernels.moe_gemm.quantized_dispatch import DISPATCH as QUANTIZED_EXPERTS
+from kernels.moe_gemm.quantized_dispatch import QuantizedProblem
 from kernels.sizes import next_power_of_2
 from perf.shapes import QUANTIZATIONS
 from tests.compiled import environment
@@ -144,6 +151,31 @@ def test_blocks_of_files_take_any_number_of_rows_by_a_kernel_of_a_warmup_step(ga
 
     met = {kernel(step.tokens) for step in warmup_steps(256, 8192, 8192) if step.singles == step.tokens}
     assert met >= {kernel(rows) for rows in range(1, 257)}
+
+
+# Experts, and how many a token takes: Qwen3-30B-A3B, DeepSeek-V2-Lite, V2, V3 (and shared experts in the table),
+# V4-Flash, Kimi-K2, Qwen3.5, gpt-oss-20b, Qwen1.5-MoE, Mixtral.
+@pytest.mark.parametrize(
+    ("experts", "each"),
+    [(128, 8), (64, 6), (66, 8), (160, 6), (256, 8), (257, 9), (256, 6), (384, 8), (512, 10), (32, 4), (60, 4), (8, 2)],
+)
+def test_experts_of_any_number_of_tokens_have_a_kernel_of_a_warmup_step(experts: int, each: int) -> None:
+    def kernels(tokens: int) -> Iterator[tuple[str, Any]]:
+        pairs = tokens * each
+        for kind in ("fp4", "packed", "fp8", "int8"):
+            problem = QuantizedProblem(kind, pairs, experts, torch.bfloat16, False, True, True, "h200", True)
+            for asked in (problem, problem._replace(ring=False, groups=False)):
+                choice = QUANTIZED_EXPERTS.choose(asked)
+                yield choice.name, choice.config
+        for groups in (True, False):
+            dense = Problem(tokens, pairs, experts, 768, torch.bfloat16, True, False, groups, True, "h200")
+            choice = DENSE_EXPERTS.choose(dense)
+            yield choice.name, choice.config
+
+    met = {kernel for step in warmup_steps(256, 8192, 20480) for kernel in kernels(step.tokens)}
+    tokens = (*range(1, 64), *range(64, 8193, 5))
+    missed = {kernel: n for n in tokens for kernel in kernels(n) if kernel not in met}
+    assert not missed
 
 
 def test_every_number_of_logprobs_has_a_kernel_that_the_warmup_compiles() -> None:
