@@ -131,6 +131,26 @@ QUANTIZATIONS: dict[str, dict[str, Any]] = {
 }
 
 
+def _quantized(config: dict[str, Any], quantization: str) -> dict[str, Any]:
+    """How a published checkpoint of that shape says it. Those of mixtures leave routers out by name; without that some
+    servers look for a router's scales, find none, and send every token to the same experts."""
+    made = dict(QUANTIZATIONS[quantization])
+    if "num_experts" not in config and "n_routed_experts" not in config:
+        return made
+    layers = range(config["num_hidden_layers"])
+    match made["quant_method"]:
+        case "fp8":
+            key = "ignored_layers" if "ignored_layers" in made else "modules_to_not_convert"
+            left = [f"model.layers.{layer}.mlp.gate" for layer in layers]
+            return made | {key: [*made.get(key, ["lm_head"]), *left]}
+        case "awq":
+            return made | {"modules_to_not_convert": ["mlp.gate"]}
+        case "gptq":
+            return made | {"dynamic": {r"-:.*\.mlp\.gate$": {}}}
+        case _:
+            return made | {"ignore": [*made["ignore"], r"re:.*\.mlp\.gate$"]}
+
+
 def config_of(name: str) -> dict[str, Any]:
     """The config of a name of SHAPES, of a folder with a config.json, or in a file."""
     path = Path(name)
@@ -167,7 +187,7 @@ def write(
     if quantization is not None:
         if "quantization_config" in config:
             raise ValueError(f"{name} is quantized as its config.json says: leave --quantization out")
-        config = {**config, "quantization_config": QUANTIZATIONS[quantization]}
+        config = {**config, "quantization_config": _quantized(config, quantization)}
         target = target.with_name(f"{target.name}-{quantization}")
     target.mkdir(parents=True, exist_ok=True)
     (target / "config.json").write_text(json.dumps(config, indent=1))

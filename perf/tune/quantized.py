@@ -2,6 +2,7 @@
 packed dense weight is multiplied with more rows than one tile has.
 
     python -m perf.tune.quantized [--experts gpt-oss-20b] [--tokens 1 64] [--dense qwen3-8b] [--group 32] [--json FILE]
+    python -m perf.tune.quantized --experts qwen3-30b-a3b-fp8 --tokens 64 --among 8     as few experts as 8 are chosen
 
 Each figure is a chain of calls over several layers' weights (so that little of them is in the cache), inside a CUDA
 graph. Every variant is compared with the first of its list.
@@ -143,10 +144,13 @@ def ring_tiles(shape: Shape, tokens: int) -> Iterator[RingTile]:
         yield RingTile(pairs, rows, stages)
 
 
-def experts_call(shape: Shape, tables: tuple[Expert, Expert], tokens: int, seed: int) -> Callable[[Variant], Any]:
+def experts_call(
+    shape: Shape, tables: tuple[Expert, Expert], tokens: int, seed: int, among: int | None = None
+) -> Callable[[Variant], Any]:
+    """The experts of a layer for `tokens` tokens, each of which chooses among the first `among` experts."""
     g = torch.Generator("cuda").manual_seed(seed)
     x = torch.randn(tokens, shape.hidden, generator=g, device="cuda").bfloat16()
-    drawn = torch.rand(tokens, shape.experts, generator=g, device="cuda").argsort(-1)
+    drawn = torch.rand(tokens, among or shape.experts, generator=g, device="cuda").argsort(-1)
     chosen, weights = drawn[:, : shape.k].int(), torch.rand(tokens, shape.k, generator=g, device="cuda")
     gate_up, down = tables
     biases = None
@@ -203,10 +207,10 @@ def _compile(work: tuple[str, int, list[Variant]]) -> None:
     torch.cuda.synchronize()
 
 
-def time_experts(name: str, tokens: int, layers: int, cuts: Collection[str]) -> list[dict[str, Any]]:
+def time_experts(name: str, tokens: int, layers: int, cuts: Collection[str], among: int | None) -> list[dict[str, Any]]:
     shape = EXPERTS[name]
     held = [tables(shape) for _ in range(layers)]
-    calls = [experts_call(shape, held[i % layers], tokens, i) for i in range(12 if tokens <= 64 else 3)]
+    calls = [experts_call(shape, held[i % layers], tokens, i, among) for i in range(12 if tokens <= 64 else 3)]
     found, want = [], None
     for variant in variants(shape, tokens, cuts):
 
@@ -225,8 +229,8 @@ def time_experts(name: str, tokens: int, layers: int, cuts: Collection[str]) -> 
         tile = variant.down if variant.varied == "down" else variant.up
         found.append(
             {
-                "shape": name, "tokens": tokens, "us": round(seconds * 1e6, 1), "error": round(error, 5),
-                "varied": variant.varied, "rows": variant.rows,
+                "shape": name, "tokens": tokens, "among": among, "us": round(seconds * 1e6, 1),
+                "error": round(error, 5), "varied": variant.varied, "rows": variant.rows,
                 "tile": [tile.outputs, tile.inputs, tile.stages, tile.warps],
                 "ring": None if variant.ring is None else [variant.ring.pairs, variant.ring.rows, variant.ring.stages],
             }
@@ -316,6 +320,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--experts", nargs="*", default=[], choices=EXPERTS)
     parser.add_argument("--tokens", type=int, nargs="*", default=[1, 8, 64, 8192])
+    parser.add_argument("--among", type=int, help="how many experts are chosen at all; all of them by default")
     parser.add_argument("--dense", nargs="*", default=[], choices=DENSE)
     parser.add_argument("--group", type=int, default=128, help="inputs of dense weights that share a scale")
     parser.add_argument("--rows", type=int, nargs="*", default=[64, 96, 128, 192, 256, 512])
@@ -336,9 +341,9 @@ def main() -> None:
         with multiprocessing.get_context("spawn").Pool(args.compile) as pool:
             pool.map(_compile, parts, chunksize=1)
     for name, tokens in work:
-        found = time_experts(name, tokens, args.layers, args.cuts)
+        found = time_experts(name, tokens, args.layers, args.cuts, args.among)
         every += found
-        for varied in ("base", "ring", "written out", "both", "up", "down"):
+        for varied in ("base", "ring", "grouped", "written out", "both", "up", "down"):
             best = sorted((f for f in found if f["varied"] == varied), key=lambda f: f["us"])[: args.shown]
             for f in best:
                 cut = f["ring"] or f["tile"]

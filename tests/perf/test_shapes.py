@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 from engine.config import CacheConfig, EngineConfig, RuntimeConfig
+from engine.models import registry
 from engine.runner.build import build_runner
 from kernels.weight import Fp8, PackedInt
 from perf import shapes
@@ -46,6 +47,17 @@ def test_a_shape_is_quantized_and_served(quantization: str, kind: type, tmp_path
     assert {type(weight.value) for name, weight in weights.items() if "embed" not in name} == {kind}
     with pytest.raises(ValueError, match="quantized as its config"):
         shapes.write(tmp_path / "again", str(folder), quantization=quantization)
+
+
+@pytest.mark.parametrize("quantization", list(shapes.QUANTIZATIONS))
+def test_routers_of_quantized_mixtures_are_left_out_by_name(quantization: str, tmp_path: Path) -> None:
+    mixture = Path(__file__).parents[1] / "models" / "configs" / "qwen3-30b-a3b.json"
+    folder = shapes.write(tmp_path, str(mixture), layers=2, quantization=quantization)
+    method = registry.quantization(folder)
+    assert method is not None
+    assert method.scheme("model.layers.1.mlp.gate") is None
+    for module in ("self_attn.q_proj", "mlp.experts.3.gate_proj", "mlp.experts.3.down_proj"):
+        assert method.scheme(f"model.layers.1.{module}") is not None
 
 
 def test_the_tokenizer_names_every_token_id(tmp_path: Path) -> None:
