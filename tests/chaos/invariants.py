@@ -26,7 +26,8 @@ _CLOSE = 2e-3  # of log-probabilities, float32
 _MORE_FDS = 12
 _MORE_THREADS = 8 + usual_threads()  # of masks there are as many as one step has needed
 _STUBS = ("frontend", "tokenizer")
-_ENDING = "has no available versions"  # what a server that is ending says of its models
+# What a server that is ending says of its models, and of requests that it waits for no longer.
+_ENDING, _TOLD = "has no available versions", "the server was told to stop"
 _INHERITED_FDS = 64  # a stub that is started under load has tritonserver's open connections
 _CUT = re.compile(r"failed to connect|Socket closed|[Cc]onnection|Broken|RST_STREAM|GOAWAY|no longer in valid state")
 # What an engine says of the exception that its loop ended by, and those that limits of the machine make.
@@ -70,6 +71,8 @@ def classify(outcome: Outcome) -> str:
     # 2.51's word for a dead stub is the way's failure; "Traceback" never is.
     if "Traceback" in text or "site-packages" in text:
         return "internal"
+    if _TOLD in text:
+        return "unavailable"
     if "timeout" in text or "deadline" in text.lower() or outcome.status == 504:
         return "late"
     if "not healthy" in text or "Stub process" in text:

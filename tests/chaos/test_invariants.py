@@ -59,6 +59,13 @@ def test_an_error_needs_a_fault_that_excuses_it(kind: str, excused: bool) -> Non
     assert (broken(cut, window(kind, 9.0, 12.0)) == []) is excused
 
 
+@pytest.mark.parametrize(("kind", "excused"), [("term-serve", True), ("kill-engine", False)])
+def test_a_server_that_is_told_to_stop_ends_what_does_not_end_in_time(kind: str, excused: bool) -> None:
+    error = "the server was told to stop and its exit timeout is nearly over"
+    ended = Outcome(ASK, "0", 10.0, 11.0, ends=1, error=error)
+    assert (broken(ended, window(kind, 9.0, 12.0)) == []) is excused
+
+
 def test_what_a_fault_promises_counts_where_tritonserver_did_not_abort() -> None:
     failed = window("load-unload", 5.0, 9.0, problem="it does not load")
     aborted = window("kill-server", 7.0, 20.0, aborted=True)
