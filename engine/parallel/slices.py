@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from zlib import crc32
 
@@ -25,6 +25,8 @@ DIVIDED, BY_HEADS = "kv_b_proj", ("k_b_proj", "v_b_proj")
 WHOLE = ("g_idx", "weight_g_idx")
 # Layouts whose matrices are stored [inputs, outputs].
 TURNED = ("qweight", "scales", "qzeros")
+# What has a value for each group of inputs.
+GRIDS = ("scales", "qzeros", "weight_scale", "weight_zero_point")
 
 
 def check_parallel(config: EngineConfig, model: ModelConfig, communicator: Communicator) -> None:
@@ -78,8 +80,10 @@ def shard_checkpoint(
     shard: Shard,
     vocabulary: Vocabulary,
     copies: Mapping[str, str],
+    ordered: Collection[str] = (),
 ) -> Checkpoint:
-    """The rank's slices of a checkpoint of `model`, the whole one. copies: as `loader.load` has them.
+    """The rank's slices of a checkpoint of `model`, the whole one. copies: as `loader.load` has them. ordered: modules
+    that give their inputs an order; some of their inputs may be of any group, and come with the values of all.
 
     Raises WeightsError with the numbers where a boundary between ranks falls into a block or group of a format.
     """
@@ -113,7 +117,8 @@ def shard_checkpoint(
         if end == SHAPE:
             del entries[name]
         elif not cut.is_whole:
-            entries[name] = cut.of(entry, end, shard)
+            apart = cut.axis == "inputs" and module in ordered
+            entries[name] = cut.of_ordered(entry, end, shard) if apart else cut.of(entry, end, shard)
     return Checkpoint(entries)
 
 
@@ -142,6 +147,15 @@ class _Cut:
     @property
     def is_whole(self) -> bool:
         return self.runs == ((0, self.whole),)
+
+    def of_ordered(self, entry: Entry, end: str, shard: Shard) -> Entry:
+        """As `of`, where inputs have an order."""
+        if end in GRIDS:
+            return entry
+        if end in WHOLE:
+            ((start, stop),) = self.runs
+            return replace(entry.rows(start, stop), of_share=True)
+        return self.of(entry, end, shard)
 
     def of(self, entry: Entry, end: str, shard: Shard) -> Entry:
         """The slice of one of the module's tensors, each entry of which stands for one or several numbers."""

@@ -12,6 +12,7 @@ import torch
 from engine.quant.format import Kind
 from engine.quant.formats import fp4, fp8, gguf, int8, mixed, packed, rounded
 from engine.quant.formats.dense import Dense
+from engine.quant.formats.layouts import NAMES
 from engine.quant.formats.parts import Part, Parts, rule_of
 from engine.quant.method import Method
 from engine.quant.scheme import Fp4Scheme, Fp8Scheme, GgufScheme, Int8Scheme, PackedScheme, Scheme
@@ -119,8 +120,27 @@ def shard_alignment(
     blocks += [fp4.NAMES[scheme.layout].group for scheme in schemes if isinstance(scheme, Fp4Scheme)]
     stored = [entries[name] for module in modules if (name := f"{module}.weight") in entries] if entries else []
     blocks += [FORMATS[entry.blocks].num_values for entry in stored if entry.blocks is not None]
-    # A word holds 32 bits, of outputs or of inputs.
-    return max([*blocks, *(scheme.group or 32 for scheme in schemes if isinstance(scheme, PackedScheme))], default=1)
+    # A word holds 32 bits, of outputs or of inputs. Of inputs in an order a rank may take some of each group.
+    packed_schemes = [scheme for scheme in schemes if isinstance(scheme, PackedScheme)]
+    blocks += [min(scheme.group, 32) if scheme.ordered else scheme.group or 32 for scheme in packed_schemes]
+    return max(blocks, default=1)
+
+
+def ordered_inputs(rules: Sequence[Rule], checkpoint: Checkpoint, method: Method | None) -> frozenset[str]:
+    """Modules whose inputs ranks share and that give them an order, by the config and a tensor of theirs. Raises
+    WeightsError as `check_steps` does."""
+    if method is None:
+        return frozenset()
+    check_steps(rules, method)
+    shared = {name for rule in rules for name, split in rule.shared.items() if split.axis == "inputs"}
+    ends = dict.fromkeys(names.order for names in NAMES.values() if names.order is not None)
+    found = set()
+    for module in (name.removesuffix(".weight") for name in shared):
+        held = [(end, entry) for end in ends if (entry := checkpoint.entries.get(f"{module}.{end}")) is not None]
+        schemes = [method.scheme(entry.name.removesuffix(f".{end}")) for end, entry in held]
+        if any(isinstance(scheme, PackedScheme) and scheme.ordered for scheme in schemes):
+            found.add(module)
+    return frozenset(found)
 
 
 def check_steps(rules: Sequence[Rule], method: Method | None) -> None:

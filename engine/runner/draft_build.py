@@ -175,7 +175,8 @@ def _mtp(config: EngineConfig, build: BuildContext, decoder: Decoder, target: Ta
     model = replace(whole, layers=(said.layer,))
     if checkpoint is not None:
         vocabulary = Vocabulary(model.vocab_size, build.communicator)
-        checkpoint = shard_checkpoint(checkpoint, [*said.rules, *outer], model, target.shard, vocabulary, {})
+        ordered = quant.ordered_inputs(said.rules, checkpoint, target.method)
+        checkpoint = shard_checkpoint(checkpoint, [*said.rules, *outer], model, target.shard, vocabulary, {}, ordered)
     said = registry.mtp_config(target.family, shard_config(whole, target.shard)) or said
     rules = [*said.rules, *outer]
     count = len(target.model.layers) + 1

@@ -85,7 +85,8 @@ def read(
     target = Target(model, family, shard, checkpoint, method)
     if checkpoint is not None:
         vocabulary = Vocabulary(model.vocab_size, communicator)
-        checkpoint = shard_checkpoint(checkpoint, rules, model, shard, vocabulary, copies)
+        ordered = quant.ordered_inputs(rules, checkpoint, method)
+        checkpoint = shard_checkpoint(checkpoint, rules, model, shard, vocabulary, copies, ordered)
     if shard.size > 1:
         model = shard_config(model, shard)
         rules = family.rules(model)

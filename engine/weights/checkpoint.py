@@ -57,6 +57,7 @@ class Entry:
     blocks: the name of a GGUF file's format, of which dtype and shape are those of bytes. paired: rows of a head whose
     halves stand pair by pair in the file, 0 where they stand as they are. offset: what the file has too much in each
     number. joined: the tensors that it is made of, one behind the other along the first dimension; none for one.
+    of_share: it says which groups those inputs are of that one rank takes, by the numbers of all groups.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Entry:
     paired: int = 0
     offset: float = 0.0
     joined: tuple[Entry, ...] = ()
+    of_share: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -227,6 +229,13 @@ class Files:
             if count == 0:
                 raise WeightsError(f"{file} ends {len(buffer) - done} bytes early: it was changed or cut short")
             done += count
+
+    def tensor(self, entry: Entry) -> torch.Tensor:
+        """A tensor that is one part, read whole. Raises WeightsError as `read_into`."""
+        raw = torch.empty(entry.span, dtype=torch.uint8)
+        self.open(entry.file)
+        self.read_into(entry.file, entry.start, raw.numpy().data)
+        return entry.tensor(raw)
 
 
 def _placed(index: Path) -> dict[str, str]:

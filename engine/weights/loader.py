@@ -196,8 +196,5 @@ def equal(one: Entry, other: Entry) -> bool:
 
 
 def _all_zero(entry: Entry) -> bool:
-    raw = torch.empty(entry.num_bytes, dtype=torch.uint8)
     with Files() as files:
-        files.open(entry.file)
-        files.read_into(entry.file, entry.start, raw.numpy().data)
-    return not bool(raw.view(entry.dtype).any())
+        return not bool(files.tensor(entry).any())

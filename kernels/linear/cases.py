@@ -15,6 +15,7 @@ from kernels.linear.gguf_cases import with_blocks
 from kernels.linear.model_shapes import QWEN3_8B
 from kernels.linear.parts_cases import with_parts
 from kernels.linear.row_cases import row_cases
+from kernels.linear.share_cases import share_cases
 from kernels.registry import Case, Tolerance
 from kernels.testing import TOLERANCES, randn
 from kernels.weight import Dense, Fp4, Fp8, Int8, PackedInt
@@ -482,6 +483,7 @@ def cases() -> list[Case]:
         + packed_cases()
         + fine_cases(packed_case)
         + row_cases(packed_case)
+        + share_cases(packed_case, packed_int)
         + fp4_cases()
         + gguf_cases()
         + parts_cases()

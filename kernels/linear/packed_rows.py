@@ -258,13 +258,18 @@ def held(weight: PackedInt | Fp4) -> tuple[torch.Tensor | None, ...]:
     return weight.data, weight.scale, weight.zero, weight.order
 
 
+def width_of(weight: PackedInt | Fp4) -> int:
+    """Of a row: what kernels count inputs by."""
+    return weight.inputs if isinstance(weight, Fp4) else weight.columns
+
+
 def constants(weight: PackedInt | Fp4) -> dict[str, Any]:
     """What kernels are made for. GROUP 0 is one for all inputs, others divide WIDTH or are whole multiples of it."""
     if isinstance(weight, Fp4):
         return {"BITS": 4, "GROUP": weight.group, "ZERO": weight.factor is not None, "FLOAT": True, "ORDER": False}
     return {
         "BITS": weight.bits,
-        "GROUP": 0 if weight.group >= weight.inputs else weight.group,
+        "GROUP": 0 if weight.group >= weight.columns else weight.group,
         "ZERO": weight.zero is not None,
         "FLOAT": False,
         "ORDER": weight.order is not None,

@@ -10,6 +10,7 @@ import torch
 
 from kernels.linear.cases import QUANTIZED, fp4, packed_int
 from kernels.linear.gguf_cases import gguf_weight
+from kernels.linear.share_cases import spread
 from kernels.registry import Case
 from kernels.routing import ExpertBiases
 from kernels.testing import TOLERANCES, randn
@@ -77,14 +78,15 @@ def packed_case(
     zeros: bool = False,
     ordered: bool = False,
     rounding: Inputs = AS_THEY_ARE,
+    columns: int = 0,
     **options: Any,
 ) -> Case:
-    """Experts of packed integers."""
+    """Experts of packed integers. columns: of the second product, more than its inputs."""
 
     def weights(device: torch.device, g: torch.Generator) -> Weights:
         up = packed_int(g, device, (e, 2 * inter, hidden), bits, group, zeros, ordered, rounding=rounding)
-        down = packed_int(g, device, (e, hidden, inter), bits, group, zeros, ordered, rounding=rounding)
-        return {"gate_up": up, "down": down}
+        wide = packed_int(g, device, (e, hidden, columns or inter), bits, group, zeros, ordered, rounding=rounding)
+        return {"gate_up": up, "down": spread(g, wide, inter) if columns else wide}
 
     hit = min(e, t * k)
     moved = hit * 3 * hidden * inter * bits // 8 + dtype.itemsize * 2 * t * hidden + t * k * 8
@@ -274,6 +276,8 @@ def packed_cases() -> list[Case]:
         packed_case("int4, fp8 inputs", bf16, 9, 256, 144, 6, 3, group=128, residual=True, rounding=Inputs("fp8")),
         packed_case("int4, fp8 inputs of a given scale, many pairs", bf16, 70, 128, 136, 4, 2, rounding=given),
         packed_case("int4, int8 inputs, odd sizes", f32, 5, 72, 40, 6, 2, zeros=True, rounding=Inputs("int8")),
+        packed_case("int4, empty columns", bf16, 9, 96, 72, 5, 3, columns=128, zeros=True, residual=True),
+        packed_case("int8, empty columns, many pairs", f32, 45, 40, 24, 5, 3, 8, columns=128),
         packed_case("int4, batch-invariant", bf16, 11, 40, 24, 5, 3, deterministic=True),
     ]
     for t in (1, 8, 64, 1024):

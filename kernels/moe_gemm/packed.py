@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.linear.packed_rows import as_numbers, constants, held, inputs, numbers, shortcuts, times
+from kernels.linear.packed_rows import as_numbers, constants, held, inputs, numbers, shortcuts, times, width_of
 from kernels.moe_gemm.pair_tiles import PairProducts, pair_products, pairs_at
 from kernels.moe_gemm.rows import activate, bias_of
 from kernels.moe_gemm.tiles import PairTile, _find, combined, cut
@@ -21,7 +21,7 @@ from kernels.workspace import Workspace
 
 @triton.jit
 def packed_up(
-    x, xs, data, scale, zero, order_ptr, pairs, offsets, ends, h, num_experts, hidden, inter, B, G, limit, biases,
+    x, xs, data, scale, zero, order_ptr, pairs, offsets, ends, h, num_experts, hidden, inter, C, B, G, limit, biases,
     SCALED: tl.constexpr, BIASED: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr,
     FLOAT: tl.constexpr,
     ORDER: tl.constexpr, EXACT: tl.constexpr, WORDS: tl.constexpr, K: tl.constexpr, ACT: tl.constexpr,
@@ -29,7 +29,7 @@ def packed_up(
     STAGES: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """h[pair, n] = act(g) ∘ u for ROWS pairs of one expert and BLOCK_N of its inner channels. SCALED: xs has a scale
-    for each row of x."""
+    for each row of x. C: columns of a row of the weight, which are more than its inputs where some stand for none."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -41,12 +41,12 @@ def packed_up(
     live = n < inter
     gate_rows = expert.to(tl.int64) * 2 * inter + n
     x_rows = x + (pair // K)[:, None] * hidden
-    columns = order_ptr + expert.to(tl.int64) * hidden if ORDER else order_ptr
+    columns = order_ptr + expert.to(tl.int64) * C if ORDER else order_ptr
     g = tl.zeros((BLOCK_N, ROWS), tl.float32)
     u = tl.zeros((BLOCK_N, ROWS), tl.float32)
     dtype: tl.constexpr = x.dtype.element_ty
-    for first in tl.range(0, hidden, BLOCK_M, num_stages=STAGES):
-        even, odd = inputs(x_rows, columns, first, hidden, True, ORDER, FLOAT, WORDS, BLOCK_M)
+    for first in tl.range(0, C, BLOCK_M, num_stages=STAGES):
+        even, odd = inputs(x_rows, columns, first, C, True, ORDER, FLOAT, WORDS, BLOCK_M)
         one, two, left = numbers(
             data, scale, zero, first, gate_rows, live, B, G, BITS, GROUP, ZERO, FLOAT, BLOCK_N, BLOCK_M, dtype, EXACT
         )
@@ -69,13 +69,13 @@ def packed_up(
 
 @triton.jit
 def packed_down(
-    h, hs, data, scale, zero, order_ptr, weights, pairs, offsets, ends, y, num_experts, hidden, inter, B, G, biases,
+    h, hs, data, scale, zero, order_ptr, weights, pairs, offsets, ends, y, num_experts, hidden, inter, C, B, G, biases,
     SCALED: tl.constexpr, BIASED: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr,
     FLOAT: tl.constexpr,
     ORDER: tl.constexpr, EXACT: tl.constexpr, WORDS: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """y[pair, n], weighed, for ROWS pairs of one expert and BLOCK_N outputs."""
+    """y[pair, n], weighed, for ROWS pairs of one expert and BLOCK_N outputs. C as in `packed_up`."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -87,11 +87,11 @@ def packed_down(
     live = n < hidden
     rows = expert.to(tl.int64) * hidden + n
     h_rows = h + pair[:, None] * inter
-    columns = order_ptr + expert.to(tl.int64) * inter if ORDER else order_ptr
+    columns = order_ptr + expert.to(tl.int64) * C if ORDER else order_ptr
     acc = tl.zeros((BLOCK_N, ROWS), tl.float32)
     dtype: tl.constexpr = h.dtype.element_ty
-    for first in tl.range(0, inter, BLOCK_M, num_stages=STAGES):
-        even, odd = inputs(h_rows, columns, first, inter, True, ORDER, FLOAT, WORDS, BLOCK_M)
+    for first in tl.range(0, C, BLOCK_M, num_stages=STAGES):
+        even, odd = inputs(h_rows, columns, first, C, True, ORDER, FLOAT, WORDS, BLOCK_M)
         one, two, left = numbers(
             data, scale, zero, first, rows, live, B, G, BITS, GROUP, ZERO, FLOAT, BLOCK_N, BLOCK_M, dtype, EXACT
         )
@@ -127,10 +127,10 @@ def packed_moe(
     h, y, (up_bias, down_bias) = both.h, both.y, both.biases
     x, scales = as_numbers(workspace, x, gate_up)
     workspace.launch(packed_up, (cdiv(inter, up_tile.outputs), both.tiles))(
-        x, scales, *held(gate_up), *both.places, h, count, hidden, inter, gate_up.data.shape[-1],
-        gate_up.scale.shape[-1], limit or 0.0, up_bias, SCALED=scales is not None, **constants(gate_up),
-        **shortcuts(x, gate_up), K=experts.shape[1], ACT=activation, LIMITED=limit is not None, **both.constants,
-        **cut(up_tile),
+        x, scales, *held(gate_up), *both.places, h, count, hidden, inter, width_of(gate_up),
+        gate_up.data.shape[-1], gate_up.scale.shape[-1], limit or 0.0, up_bias, SCALED=scales is not None,
+        **constants(gate_up), **shortcuts(x, gate_up), K=experts.shape[1], ACT=activation, LIMITED=limit is not None,
+        **both.constants, **cut(up_tile),
     )  # fmt: skip
     packed_second(workspace, h, down, weights, both, down_bias, y, down_tile)
     return combined(workspace, y, None, experts, weights, residual, count, x.dtype)
@@ -150,7 +150,7 @@ def packed_second(
     count, outputs, width = table.shape
     h, scales = as_numbers(workspace, h, table)
     workspace.launch(packed_down, (cdiv(outputs, tile.outputs), both.tiles))(
-        h, scales, *held(table), weights, *both.places, y, count, outputs, width, table.data.shape[-1],
-        table.scale.shape[-1], bias, SCALED=scales is not None, **constants(table), **shortcuts(h, table),
-        **both.constants, **cut(tile),
+        h, scales, *held(table), weights, *both.places, y, count, outputs, width, width_of(table),
+        table.data.shape[-1], table.scale.shape[-1], bias, SCALED=scales is not None, **constants(table),
+        **shortcuts(h, table), **both.constants, **cut(tile),
     )  # fmt: skip

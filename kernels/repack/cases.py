@@ -21,8 +21,10 @@ def case(
     ordered: bool = False,
     apart: int = 0,
     small: bool = True,
+    more: int = 0,
 ) -> Case:
-    """k inputs of n outputs, in words whose rows stand `apart` words further on than they have to."""
+    """k inputs of n outputs, in words whose rows stand `apart` words further on than they have to. more: inputs in an
+    order that come twice, or more often."""
     width = cdiv(k * bits, 32)
     rows, columns = {"gptq": (width, n), "awq": (k, cdiv(n * bits, 32)), "pack-quantized": (n, width)}[layout]
 
@@ -34,10 +36,12 @@ def case(
             "outputs": n,
         }
         if ordered:
-            made["places"] = torch.randperm(k, generator=generator, device=generator.device).to(device)
+            places = torch.randperm(k, generator=generator, device=generator.device).to(device)
+            again = randint(generator, device, 0, k, more, dtype=torch.int64)
+            made["places"] = torch.cat((again, places))
         return made
 
-    moved = 4 * (rows * columns + n * width) + 8 * k * ordered
+    moved = 4 * (rows * columns + n * cdiv((k + more) * bits, 32)) + 8 * (k + more) * ordered
     return Case(name, torch.int32, make, EXACT, bytes=moved, flops=0, small=small)
 
 
@@ -52,7 +56,9 @@ def cases() -> list[Case]:
         case("gptq in an order", "gptq", 40, 96, ordered=True),
         case("gptq in an order, 67 outputs of 531 inputs", "gptq", 67, 531, ordered=True, apart=5),
         case("gptq in an order, 8 bits", "gptq", 35, 131, 8, ordered=True),
+        case("gptq in an order, some inputs again", "gptq", 67, 131, ordered=True, apart=5, more=53),
         case("pack-quantized", "pack-quantized", 35, 300, apart=1),
+        case("pack-quantized in an order, some inputs again", "pack-quantized", 35, 131, 8, ordered=True, more=53),
         case("pack-quantized in an order", "pack-quantized", 40, 96, ordered=True),
         case("pack-quantized in an order, 67 outputs of 531 inputs", "pack-quantized", 67, 531, ordered=True, apart=3),
         case("pack-quantized in an order, 8 bits", "pack-quantized", 35, 131, 8, ordered=True),

@@ -23,8 +23,8 @@ def repack(
     `bits` · i on, zeros behind the last input. bits 4 or 8; outputs is N.
 
     layout says how words stand: "gptq" [ceil(K · bits / 32), N], along inputs; "pack-quantized" the same turned; "awq"
-    [K, ceil(N / 8)] of 4 bits, eight outputs a word. places [K] int64, of the first two, holds each input once: input
-    places[k] comes to stand at k. Without it whole words are moved, with all of their bits.
+    [K, ceil(N / 8)] of 4 bits, eight outputs a word. places [C] int64, of the first two, holds inputs, any of them
+    several times: input places[c] comes to stand at c, of C. Without it whole words are moved, with all of their bits.
     """
     if layout == "awq":
         return torch.cat([_by_outputs(part) for part in _blocks(words)])[:outputs]
@@ -59,7 +59,7 @@ def _by_outputs(words: torch.Tensor) -> torch.Tensor:
 
 
 def _reordered(words: torch.Tensor, bits: int, places: torch.Tensor) -> torch.Tensor:
-    """GPTQ's words [W, N] int32 → [N, words] int32, along inputs [K], which stand as `places` says."""
+    """GPTQ's words [W, N] int32 → [N, words] int32, along inputs, which stand as `places` says."""
     rows = words.contiguous().view(torch.uint8).unflatten(1, (-1, 4)).transpose(1, 2).flatten(0, 1)
     if bits == 4:
         rows = torch.stack((rows & 15, rows >> 4), dim=1).flatten(0, 1)

@@ -3,7 +3,7 @@ AWQ, arXiv:2306.00978)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -15,12 +15,12 @@ from kernels.weight.inputs import AS_THEY_ARE, Inputs, quantized
 
 @dataclass(frozen=True, slots=True)
 class PackedInt(Weight):
-    """w[n, order[k]] = (u[n, k] − zero[n, k // group]) · scale[n, k // group], of unsigned integers u.
+    """w[n, order[k]] = (u[n, k] − zero[n, k // group]) · scale[n, k // group], of unsigned integers u in C columns k.
 
     data uint8 [.., N, B]: u[n, k] are `bits` bits (4 or 8) of byte k · bits // 8, the low ones first; bits behind the
-    last input are arbitrary. scale [.., N, ceil(inputs / group)] of any float dtype; zero, integers of that shape; None
-    stands for 2^(bits − 1). order [.., inputs] int32 holds each input once; None leaves them in place. rounding says
-    what a row of x becomes before the product.
+    last column are arbitrary. scale [.., N, ceil(C / group)] of any float dtype; zero, integers of that shape; None
+    stands for 2^(bits − 1). order [.., C] int32 holds each input once, and any input for columns that are worth zero in
+    all rows; None leaves inputs in place, C of them. rounding says what a row of x becomes before the product.
     """
 
     data: torch.Tensor
@@ -37,6 +37,11 @@ class PackedInt(Weight):
         return (*self.data.shape[:-1], self.inputs)
 
     @property
+    def columns(self) -> int:
+        """Of a row: its inputs, and columns that are worth zero."""
+        return self.inputs if self.order is None else self.order.shape[-1]
+
+    @property
     def nbytes(self) -> int:
         beside = (self.zero, self.order)
         return self.data.nbytes + self.scale.nbytes + sum(part.nbytes for part in beside if part is not None)
@@ -46,12 +51,17 @@ class PackedInt(Weight):
         return self.rounding.number is not None
 
     def dense(self, dtype: torch.dtype) -> torch.Tensor:
-        numbers = integers(self.data, self.bits)[..., : self.inputs].float()
+        numbers = integers(self.data, self.bits)[..., : self.columns].float()
         numbers = self._scaled(numbers, self.scale, self.zero).to(dtype)
         if self.order is None:
             return numbers
         places = self.order.long()[..., None, :].expand_as(numbers)
-        return torch.empty_like(numbers).scatter_(-1, places, numbers)
+        made = numbers.new_zeros((*numbers.shape[:-1], self.inputs))
+        return made.scatter_add_(-1, places, numbers)
+
+    def in_place(self) -> PackedInt:
+        """The columns of a matrix as a weight of their own, whose product takes x[:, order]."""
+        return replace(self, order=None, inputs=self.columns)
 
     def matrix(self, index: int) -> PackedInt:
         zero = None if self.zero is None else self.zero[index]
@@ -70,12 +80,12 @@ class PackedInt(Weight):
         return Dense(self.dense(torch.float32)).product(quantized(x, self.rounding), wide, deterministic).to(x.dtype)
 
     def _scaled(self, numbers: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None) -> torch.Tensor:
-        """numbers [.., N, K] float32, less their zero points and times their scales."""
-        groups = cdiv(self.inputs, self.group)
-        pad = groups * self.group - self.inputs
+        """numbers [.., N, C] float32, less their zero points and times their scales."""
+        groups = cdiv(self.columns, self.group)
+        pad = groups * self.group - self.columns
         parts = torch.nn.functional.pad(numbers, (0, pad)).unflatten(-1, (groups, self.group))
         parts = parts - (2 ** (self.bits - 1) if zero is None else zero.float()[..., None])
-        return (parts * scale.float()[..., None]).flatten(-2)[..., : self.inputs]
+        return (parts * scale.float()[..., None]).flatten(-2)[..., : self.columns]
 
 
 def integers(data: torch.Tensor, bits: int) -> torch.Tensor:

@@ -43,6 +43,7 @@ QUICK = (
     ("test_ranks.py::test_sliced_context", "deepseek-v2-2"),
     ("test_ranks.py::test_whole_experts", "qwen3-moe-3"),
     ("test_ranks.py::test_whole_experts", "gpt-oss-2"),
+    ("test_ranks.py::test_inputs_in_an_order_are_shared", ""),
     ("test_ranks.py::test_two_ranks[deepseek-v2", ""),
     ("test_ranks.py::test_a_broken_rank_of_a_state", "qwen3.5"),
     ("test_ranks.py::test_two_ranks[qwen3.5", ""),

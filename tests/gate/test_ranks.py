@@ -18,10 +18,10 @@ from engine.models.reader import ConfigError
 from engine.parallel import shard as parallel_shard
 from engine.parallel.communicator import Communicator, GroupCommunicator
 from engine.parallel.shard import Shard
+from engine.quant.formats.shares import Slots, Spread
 from engine.runner.build import build_runner
 from engine.runner.runner import DeviceRunner
 from engine.types import TokenLogprobs
-from engine.weights.checkpoint import WeightsError
 from tests.gate.conftest import as_param, quick
 from tests.gate.families import DEEPSEEK_V2, DEEPSEEK_V3, DEEPSEEK_V4, FAMILIES, GPT_OSS, KIMI, QWEN3_5, QWEN3_MOE
 from tests.gate.oracle import Golden, golden
@@ -320,16 +320,55 @@ def test_whole_experts_keep_their_blocks(shape: Shape, name: str, pytestconfig: 
         play(sliced, truth)
 
 
-@pytest.mark.parametrize(
-    ("name", "sentence"),
-    [
-        ("fp8-blocks-f32", "a feed-forward part of 224 channels is stored in runs of 128"),
-        ("gptq-v1-order", r"o_proj gives its inputs an order \(g_idx\), and ranks share the inputs"),
-    ],
+# Three ranks have unequal numbers of heads, and two of the channels of these experts.
+WIDER = replace_fields(
+    NARROW, name="wider-experts", config={**NARROW.config, "intermediate_size": 256, "moe_intermediate_size": 96}
 )
-def test_borders_in_a_block_are_refused(name: str, sentence: str, pytestconfig: pytest.Config) -> None:
-    truth = _packed(quick(SHAPES[2]), name, pytestconfig)
-    with pytest.raises((ConfigError, WeightsError), match=sentence):
+ORDERED = (
+    *((EVEN, name, 2) for name in ("gptq-v1-order", "gptq-v2-8-order", "ct-int4-zeros-order")),
+    (EVEN, "gptq-v1-order", 3),
+    (WIDER, "gptq-v1-order", 2),
+)
+
+
+@pytest.mark.parametrize(("shape", "name", "size"), ORDERED, ids=[f"{s.name}-{name}-{n}" for s, name, n in ORDERED])
+def test_inputs_in_an_order_are_shared(shape: Shape, name: str, size: int, pytestconfig: pytest.Config) -> None:
+    truth, parts = _packed(shape, name, pytestconfig), list[tuple[int, int]]()
+
+    def heard(runner: DeviceRunner, rank: int) -> None:
+        layer: Any = runner._decoder.layers[1]
+        values = [layer.mixer.out.weight.value, getattr(layer.ffn.down, "weight", layer.ffn.down).value]
+        parts.extend((value.inputs, value.columns) for value in values)
+
+    played = play(of_ranks(truth, shape, size, expert="sliced"), truth, heard)
+    assert played == [played[0]] * size
+    assert any(columns > inputs for inputs, columns in parts)
+    verdict = judge(truth.sequences, played[0], "float32")
+    assert verdict.passes("float32"), verdict
+
+
+def groups_of_others(made: Spread) -> Spread:
+    return made._replace(groups=made.groups.roll(1))
+
+
+def empty_columns_with_numbers(made: Spread) -> Spread:
+    return made._replace(filled=torch.ones_like(made.filled))
+
+
+@pytest.mark.parametrize("change", [groups_of_others, empty_columns_with_numbers], ids=lambda c: c.__name__)
+def test_shares_that_are_held_wrongly_fail(
+    change: Callable[[Spread], Spread], pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    truth, spread = _packed(EVEN, "gptq-v1-order", pytestconfig), Slots.spread
+    monkeypatch.setattr(Slots, "spread", lambda self, groups: change(spread(self, groups)))
+    played = play(of_ranks(truth, EVEN, 2), truth)
+    verdict = judge(truth.sequences, played[0], "float32")
+    assert not verdict.passes("float32"), verdict
+
+
+def test_borders_in_a_block_are_refused(pytestconfig: pytest.Config) -> None:
+    truth = _packed(quick(SHAPES[2]), "fp8-blocks-f32", pytestconfig)
+    with pytest.raises(ConfigError, match="a feed-forward part of 224 channels is stored in runs of 128"):
         play(of_ranks(truth, SHAPES[2], 2), truth)
 
 

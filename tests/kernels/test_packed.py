@@ -99,3 +99,16 @@ def test_each_number_is_less_its_groups_zero_point_and_times_its_scale() -> None
     assert PackedInt(packed(numbers, 4), scale, None, None, 4, 2, 5).dense(torch.float32).tolist() == [
         [-4.0, 3.5, -2.0, 0.0, -28.0]
     ]
+
+
+def test_columns_that_are_worth_zero_stand_for_no_input() -> None:
+    numbers = torch.tensor([[3, 8, 9, 2, 8, 8]], dtype=torch.uint8)
+    order = torch.tensor([2, 0, 0, 1, 0, 0], dtype=torch.int32)
+    weight = PackedInt(packed(numbers, 4), torch.tensor([[0.5, 2.0, 4.0]]), None, order, 4, 2, 3)
+    assert (weight.shape, weight.columns) == ((1, 3), 6)
+    assert weight.dense(torch.float32).tolist() == [[2.0, -12.0, -2.5]]
+    x = torch.tensor([[1.0, 10.0, 100.0]])
+    assert weight.product(x).tolist() == [[2.0 - 120.0 - 250.0]]
+    apart = weight.in_place()
+    assert (apart.shape, apart.order) == ((1, 6), None)
+    assert torch.equal(apart.product(x[:, order.long()]), weight.product(x))

@@ -22,16 +22,21 @@ OP = Op("repack")
     k=st.integers(1, 300),
     ordered=st.booleans(),
     apart=st.integers(0, 3),
+    again=st.integers(0, 40),
     seed=st.integers(0, 99),
 )
 def test_numbers_of_any_sizes(
-    layout: Stored, bits: int, n: int, k: int, ordered: bool, apart: int, seed: int, device: torch.device
+    layout: Stored, bits: int, n: int, k: int, ordered: bool, apart: int, again: int, seed: int, device: torch.device
 ) -> None:
+    """again: inputs in an order that come once more."""
     bits, ordered = (4, False) if layout == "awq" else (bits, ordered)
     width, generator = cdiv(k * bits, 32), seeded(torch.device("cpu"), seed)
     rows, columns = {"gptq": (width, n), "awq": (k, cdiv(n, 8)), "pack-quantized": (n, width)}[layout]
     words = randint(generator, generator.device, -(1 << 31), 1 << 31, rows, columns + apart)[:, :columns]
-    places = torch.randperm(k, generator=generator) if ordered else None
+    places = None
+    if ordered:
+        more = randint(generator, generator.device, 0, k, again, dtype=torch.int64)
+        places = torch.cat((torch.randperm(k, generator=generator), more))
     wanted = one_by_one(words, layout, bits, n, places).int()
     assert torch.equal(OP.reference(words, layout, bits, n, places), wanted)
     there = None if places is None else places.to(device)

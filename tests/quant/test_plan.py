@@ -15,6 +15,7 @@ from engine.weights import loader
 from engine.weights.checkpoint import Checkpoint, WeightsError
 from engine.weights.rules import Rule, Split, StackConcat, concat
 from kernels.weight import Dense, Fp8, PackedInt, Parts
+from tests.gate.integers import gptq_config
 
 BLOCKS = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
 ROWS = {"quantization_config": {"quant_method": "fp8"}}
@@ -221,6 +222,13 @@ def test_ranks_respect_the_groups_of_every_part() -> None:
         names = tuple(f"m.{part}.weight" for part in parts)
         rule = Rule("one", names, concat(*(8 for _ in parts)), splits=(split,))
         assert shard_alignment([rule], method) == alignment
+
+
+@pytest.mark.parametrize(("group", "ordered", "alignment"), [(128, False, 128), (128, True, 32), (16, True, 16)])
+def test_ranks_may_take_some_inputs_of_a_group_in_an_order(group: int, ordered: bool, alignment: int) -> None:
+    method = config.read({"quantization_config": gptq_config(4, group, ordered)})
+    rule = Rule("one", ("m.layers.0.down.weight",), splits=(Split("inputs", "inner"),))
+    assert shard_alignment([rule], method) == alignment
 
 
 def test_patterns_and_modules_are_counted_together() -> None:

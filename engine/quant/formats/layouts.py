@@ -170,10 +170,12 @@ class Row:
 @dataclass(frozen=True, slots=True)
 class Unpacked:
     """The dense numbers of one source. Tensors: numbers, scales, then zero points, groups of inputs and sizes, each
-    where it is said to be there. group 0 is one of all inputs."""
+    where it is said to be there. group 0 is one of all inputs. count: groups of a row, of which inputs in an order may
+    be of any."""
 
     words: Words
     group: int
+    count: int
     shift: int
     zeros: bool
     groups: bool
@@ -185,7 +187,7 @@ class Unpacked:
 
     def fits(self, shapes: Sequence[Shape], view: Shape) -> bool:
         layout, bits, inputs = self.words.layout, self.words.bits, self.words.inputs
-        n, groups = self._outputs(view), cdiv(inputs, self.group or inputs)
+        n, groups = self._outputs(view), self.count
         rest = list(shapes[2:])
         wanted = [Grid(layout).fits(shapes[1:2], (n, groups))]
         if self.zeros:
@@ -197,7 +199,7 @@ class Unpacked:
         layout, bits, inputs = self.words.layout, self.words.bits, self.words.inputs
         n, size = self._outputs(view), self.group or inputs
         data, scale, *rest = tensors
-        grid = (n, cdiv(inputs, size))
+        grid = (n, self.count)
         zero = (
             Grid(layout, bits, self.shift)([rest.pop(0)], grid)
             if self.zeros

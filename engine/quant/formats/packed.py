@@ -3,7 +3,7 @@ GPTQ, AWQ."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,9 +11,10 @@ import torch
 from engine.quant.format import Declared, Format
 from engine.quant.formats.layouts import BY_ROWS, NAMES, Grid, InPlace, Places, Row, Unpacked, Words, check_sizes
 from engine.quant.formats.matrices import check_scales, no_scale, unlike
+from engine.quant.formats.shares import SharedGrid, SharedPlaces, SharedWords, Slots, slots
 from engine.quant.scheme import PackedScheme
 from engine.weights.checkpoint import Entry, WeightsError, listed
-from engine.weights.rules import Concat, Rule, Shape
+from engine.weights.rules import Concat, Rule, Shape, Transform
 from engine.weights.transforms import RowScales
 from kernels.sizes import cdiv
 from kernels.weight import PackedInt as Value
@@ -46,7 +47,8 @@ class Stored:
 @dataclass(frozen=True, slots=True)
 class PackedInt(Format):
     """scale: the dtype of scales. shapes: the weight's shape in each source; none where there is no checkpoint.
-    exact_inputs: products take their inputs as they are, whatever the scheme says."""
+    exact_inputs: products take their inputs as they are, whatever the scheme says. slots: where inputs stand that are a
+    rank's share of those in an order."""
 
     scheme: PackedScheme
     stored: Stored
@@ -55,15 +57,22 @@ class PackedInt(Format):
     sources: int
     shapes: tuple[Shape, ...] = ()
     exact_inputs: bool = False
+    slots: Slots | None = None
 
     @property
     def _ordered(self) -> bool:
         return self.scheme.ordered and self.stored.groups
 
+    @property
+    def _group(self) -> int:
+        """Inputs of a group that is held."""
+        return self.scheme.group or self.inputs if self.slots is None else self.slots.size
+
     def declare(self, shape: Shape, dtype: torch.dtype) -> Declared:
         *table, n, k = shape
+        k = k if self.slots is None else self.slots.columns
         bits = self.scheme.bits
-        grid = (*table, n, cdiv(k, self.scheme.group or k))
+        grid = (*table, n, cdiv(k, self._group))
         made: Declared = {"data": ((*table, n, cdiv(k * bits, 32)), torch.int32), "scale": (grid, self.scale)}
         if self.stored.zeros:
             # 8 bits and one more hold 256, which 8 bits less one may stand for.
@@ -81,46 +90,60 @@ class PackedInt(Format):
 
     def rules(self, rule: Rule, shape: Shape) -> list[Rule]:
         scheme, names = self.scheme, NAMES[self.scheme.layout]
-        plain, by_rows = scheme.layout == "pack-quantized", scheme.layout in BY_ROWS
         each = Concat((1,) * self.sources)
 
-        def filled(parameter: str, end: str) -> Rule:
-            return Rule(f"{rule.target}.{parameter}", _named(rule.sources, end), rule.combine)
+        def filled(parameter: str, end: str, transform: Transform | None = None, *beside: str) -> Rule:
+            named = tuple(zip(*(_named(rule.sources, other) for other in beside), strict=True))
+            return Rule(f"{rule.target}.{parameter}", _named(rule.sources, end), rule.combine, transform, named)
 
-        data, scale = filled("data", names.data), filled("scale", names.scale)
-        if self._ordered:
-            assert names.order is not None
-            data = replace(data, beside=tuple((name,) for name in _named(rule.sources, names.order)))
-        if self._ordered or not plain:
-            data = replace(data, transform=Words(scheme.layout, scheme.bits, self.inputs, self._ordered))
-        made = [data, scale if by_rows else replace(scale, transform=Grid(scheme.layout))]
-        if self.stored.zeros:
-            grid = Grid(scheme.layout, scheme.bits, scheme.shift)
-            made.append(replace(filled("zero", names.zero), transform=grid))
+        made = self._numbers(filled)
         if self._ordered:
             assert names.order is not None
             entries = shape[0] if len(shape) == 3 else 1
             runs = Runs(self.sources // entries)
-            made.append(replace(filled("order", names.order), combine=runs, transform=Places(scheme.group)))
+            places = Places(scheme.group) if self.slots is None else SharedPlaces(self.slots, self.inputs)
+            made.append(replace(filled("order", names.order, places), combine=runs))
         elif self.stored.groups:
             assert names.order is not None
             in_place = InPlace(self.inputs, scheme.group)
-            made.append(replace(filled("in_place", names.order), combine=each, transform=in_place))
+            made.append(replace(filled("in_place", names.order, in_place), combine=each))
         if self.stored.sizes:
             assert names.sizes is not None
-            made.append(replace(filled("sizes", names.sizes), combine=each, transform=Row()))
+            made.append(replace(filled("sizes", names.sizes, Row()), combine=each))
         if scheme.activations == "static":
             inputs = _named(rule.sources, INPUT_SCALE)
             made.append(Rule(f"{rule.target}.input_scale", inputs, each, RowScales()))
         return made
+
+    def _numbers(self, filled: Callable[..., Rule]) -> list[Rule]:
+        """What fills numbers, scales and zero points. filled(parameter, end of names, transform, ends of names of what
+        stands beside) makes a rule."""
+        scheme, names, slots = self.scheme, NAMES[self.scheme.layout], self.slots
+        order = (names.order,) if self._ordered else ()
+        zeros = (names.zero,) if self.stored.zeros else ()
+        words = Words(scheme.layout, scheme.bits, self.inputs, self._ordered)
+        grid, zero = Grid(scheme.layout), Grid(scheme.layout, scheme.bits, scheme.shift)
+        if slots is not None:
+            shared = SharedWords(words, slots, zero if zeros else None)
+            made = [
+                filled("data", names.data, shared, *order, *zeros),
+                filled("scale", names.scale, SharedGrid(grid, slots), *order),
+            ]
+            return made + [filled("zero", end, SharedGrid(zero, slots), *order) for end in zeros]
+        plain = scheme.layout == "pack-quantized" and not self._ordered
+        by_rows = scheme.layout in BY_ROWS
+        made = [
+            filled("data", names.data, None if plain else words, *order),
+            filled("scale", names.scale, None if by_rows else grid),
+        ]
+        return made + [filled("zero", end, zero) for end in zeros]
 
     def value(self, parameters: Mapping[str, torch.Tensor]) -> Value:
         data, scale, order = parameters["data"], parameters["scale"], parameters.get("order")
         if order is not None:
             # Those of all runs are equal (`check`).
             order = order[0] if data.dim() == 3 else order[0, 0]
-        group = self.scheme.group or self.inputs
-        about = (self.scheme.bits, group, self.inputs, self._rounding(parameters))
+        about = (self.scheme.bits, self._group, self.inputs, self._rounding(parameters))
         return Value(data.view(torch.uint8), scale, parameters.get("zero"), order, *about)
 
     def draw(self, parameters: Mapping[str, torch.Tensor], std: float, generator: torch.Generator) -> None:
@@ -152,6 +175,12 @@ class PackedInt(Format):
             raise WeightsError(
                 "its parts form one product and give their inputs different orders (g_idx), which is not implemented: "
                 "use a checkpoint without desc_act or actorder"
+            )
+        zero, most = parameters.get("zero"), (1 << self.scheme.bits) - 1
+        if self.slots is not None and zero is not None and bool((zero > most).any()):
+            raise WeightsError(
+                f"its inputs have an order (g_idx), ranks share them, and it has a zero point above {most}, for which "
+                "no number of its bits stands: set parallel.tensor to 1"
             )
         if "sizes" in parameters:
             for sizes, wanted in zip(parameters["sizes"].cpu(), self.shapes, strict=True):
@@ -194,12 +223,6 @@ def make(
         stored = Stored(scheme.zeros, scheme.ordered, False)
         return PackedInt(scheme, stored, inputs, torch.bfloat16, len(modules), exact_inputs=exact_inputs)
     names = NAMES[scheme.layout]
-    ordered = [entries.get(f"{module}.{names.order}") for module in modules] if scheme.ordered else []
-    if any(entry is not None and entry.shape[:1] > (inputs,) for entry in ordered):
-        raise WeightsError(
-            f"{listed(list(modules))} gives its inputs an order (g_idx), and ranks share the inputs, which is not "
-            "implemented: use a checkpoint without desc_act or actorder, or parallel.tensor 1"
-        )
     scales = [entries[f"{module}.{names.scale}"] for module in modules]
     kinds = {scale.dtype for scale in scales}
     # Sources have as many rows as scales, which are checked with everything else.
@@ -212,6 +235,7 @@ def make(
         len(modules),
         tuple((n, inputs) for n in rows),
         exact_inputs,
+        _slots(scheme, modules, entries),
     )
 
 
@@ -219,7 +243,8 @@ def dequantized(scheme: PackedScheme, modules: Sequence[str], rule: Rule, entrie
     """What fills a weight whose reader takes dense numbers alone."""
     names, stored = NAMES[scheme.layout], _stored(scheme, modules, entries)
     inputs = _inputs(scheme, entries[f"{modules[0]}.{names.data}"])
-    words = Words(scheme.layout, scheme.bits, inputs, scheme.ordered)
+    words, slots = Words(scheme.layout, scheme.bits, inputs, scheme.ordered), _slots(scheme, modules, entries)
+    count = cdiv(inputs, scheme.group or inputs) if slots is None else slots.groups
     ends = [names.scale]
     for end, there in ((names.zero, stored.zeros), (names.order, stored.groups), (names.sizes, stored.sizes)):
         ends += [end] if there and end is not None else []
@@ -229,7 +254,7 @@ def dequantized(scheme: PackedScheme, modules: Sequence[str], rule: Rule, entrie
         rule,
         target=f"{rule.target}.data",
         sources=_named(rule.sources, names.data),
-        transform=Unpacked(words, scheme.group, scheme.shift, stored.zeros, stored.groups, stored.sizes),
+        transform=Unpacked(words, scheme.group, count, scheme.shift, stored.zeros, stored.groups, stored.sizes),
         beside=tuple(tuple(f"{module}.{end}" for end in ends) for module in modules),
     )
 
@@ -247,6 +272,17 @@ def _stored(scheme: PackedScheme, modules: Sequence[str], entries: Mapping[str, 
     if len(kinds) != 1:
         raise WeightsError(f"the tensors of {listed(list(modules))} are of different kinds, and they form one product")
     return kinds.pop()
+
+
+def _slots(scheme: PackedScheme, modules: Sequence[str], entries: Mapping[str, Entry]) -> Slots | None:
+    """Where inputs stand that are a rank's share of those in an order; None for others."""
+    names = NAMES[scheme.layout]
+    orders = [entries.get(f"{module}.{names.order}") for module in modules]
+    held = [entry for entry in orders if entry is not None and entry.of_share]
+    if not held:
+        return None
+    scale = entries[f"{modules[0]}.{names.scale}"]
+    return slots(held, scheme.group, scale.shape[1 if scheme.layout in BY_ROWS else 0])
 
 
 def _inputs(scheme: PackedScheme, data: Entry) -> int:
