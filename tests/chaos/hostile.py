@@ -142,7 +142,8 @@ def direct(about: str, served: bool = False, **tensors: Any) -> Body:
 
 
 def _words() -> list[str]:
-    return [f"word {n}" for n in range(900_000)]
+    """12 MB, of fewer texts than refuse a body before anybody reads the field."""
+    return [f"word {n} " * 8 for n in range(120_000)]
 
 
 def _tools() -> list[dict[str, Any]]:
@@ -161,8 +162,8 @@ _TOGETHER = " & ".join(f"/(.*[ab].{{{n}}}[cd].*)*/" for n in range(30))
 
 BODIES: dict[str, Body] = {
     "deep-arguments": _call("[" * 5000),
-    "bad-words": _complete("at most", bad_words=_words, n=4, max_tokens=64),
-    "allowed-ids": _complete("at most", allowed_token_ids=lambda: list(range(640)) * 4000),
+    "bad-words": _complete("bad_words", bad_words=_words, n=4, max_tokens=64),
+    "allowed-ids": _complete("allowed_token_ids", allowed_token_ids=lambda: list(range(640)) * 3200),
     "spinning-template": _chat("template", chat_template_kwargs={"spin": 5000}),
     "template-overflow": _chat("template", chat_template_kwargs={"spin": 10**30}),
     "only-stops-allowed": direct(
