@@ -137,18 +137,12 @@ def _quantized(config: dict[str, Any], quantization: str) -> dict[str, Any]:
     made = dict(QUANTIZATIONS[quantization])
     if "num_experts" not in config and "n_routed_experts" not in config:
         return made
-    layers = range(config["num_hidden_layers"])
-    match made["quant_method"]:
-        case "fp8":
-            key = "ignored_layers" if "ignored_layers" in made else "modules_to_not_convert"
-            left = [f"model.layers.{layer}.mlp.gate" for layer in layers]
-            return made | {key: [*made.get(key, ["lm_head"]), *left]}
-        case "awq":
-            return made | {"modules_to_not_convert": ["mlp.gate"]}
-        case "gptq":
-            return made | {"dynamic": {r"-:.*\.mlp\.gate$": {}}}
-        case _:
-            return made | {"ignore": [*made["ignore"], r"re:.*\.mlp\.gate$"]}
+    first = config.get("first_k_dense_replace", 0)
+    gates = [f"model.layers.{layer}.mlp.gate" for layer in range(first, config["num_hidden_layers"])]
+    if made["quant_method"] == "gptq":
+        return made | {"dynamic": {r"-:.*\.mlp\.gate$": {}}}
+    key = next((key for key in ("ignored_layers", "ignore") if key in made), "modules_to_not_convert")
+    return made | {key: [*made.get(key, []), *gates]}
 
 
 def config_of(name: str) -> dict[str, Any]:

@@ -173,7 +173,7 @@ def _mtp(config: EngineConfig, build: BuildContext, decoder: Decoder, target: Ta
     }
     outer = [outer_rule(part, name) for part, name in apart.items()]
     model = replace(whole, layers=(said.layer,))
-    if checkpoint is not None:
+    if checkpoint is not None and target.shard.size > 1:
         vocabulary = Vocabulary(model.vocab_size, build.communicator)
         ordered = quant.ordered_inputs(said.rules, checkpoint, target.method)
         checkpoint = shard_checkpoint(checkpoint, [*said.rules, *outer], model, target.shard, vocabulary, {}, ordered)

@@ -83,11 +83,11 @@ def read(
 
     shard = _chosen(config.parallel.expert, model, shard_of)
     target = Target(model, family, shard, checkpoint, method)
-    if checkpoint is not None:
-        vocabulary = Vocabulary(model.vocab_size, communicator)
-        ordered = quant.ordered_inputs(rules, checkpoint, method)
-        checkpoint = shard_checkpoint(checkpoint, rules, model, shard, vocabulary, copies, ordered)
     if shard.size > 1:
+        if checkpoint is not None:
+            vocabulary = Vocabulary(model.vocab_size, communicator)
+            ordered = quant.ordered_inputs(rules, checkpoint, method)
+            checkpoint = shard_checkpoint(checkpoint, rules, model, shard, vocabulary, copies, ordered)
         model = shard_config(model, shard)
         rules = family.rules(model)
     # Routers keep all their bits, which is float32 unless the checkpoint has them in the model's dtype, as published

@@ -69,19 +69,8 @@ def share_cases(packed_case: Callable[..., Case], packed_int: Callable[..., Pack
         case("int4, empty columns, many rows", bf16, 260, 40, 301, 384, 4, 32, bias=True, norm=True),
         case("int4, empty columns, deterministic", bf16, 11, 40, 201, 256, 4, 32, deterministic=True, residual=True),
     ]
+    large: dict[str, Any] = {"residual": True, "small": False}
     for t in (1, 16, 64, 1024):
-        made.append(
-            case(
-                f"T{t} Llama-3.1-8B-GPTQ down, of two ranks",
-                bf16,
-                t,
-                4096,
-                7168,
-                8960,
-                4,
-                32,
-                residual=True,
-                small=False,
-            )
-        )
+        name = f"T{t} Llama-3.1-8B-GPTQ down, of two ranks"
+        made.append(case(name, bf16, t, 4096, 7168, 8960, 4, 32, **large))
     return made
