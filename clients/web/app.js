@@ -235,6 +235,7 @@ const drawList = sidebar({
     fresh();
   },
   async add(conversation) {
+    await begun;
     await keep(conversation);
     show(conversation);
   },
@@ -269,8 +270,9 @@ function fit() {
   box.style.height = `${Math.min(box.scrollHeight + 2, window.innerHeight * 0.4)}px`;
 }
 
-$("form").addEventListener("submit", (event) => {
+$("form").addEventListener("submit", async (event) => {
   event.preventDefault();
+  await begun;
   const text = $("text").value.trim();
   if (!text || live.has(current.id)) return;
   $("text").value = "";
@@ -287,7 +289,8 @@ $("text").addEventListener("keydown", (event) => {
     actions.edit(lastOf("user"));
   }
 });
-function ask(hint) {
+async function ask(hint) {
+  await begun;
   say(hint);
   if (withMouse.matches) $("text").focus(); // the button is gone
 }
@@ -324,12 +327,18 @@ function turn(by) {
   if (next) actions.choose(next);
 }
 
+/** Show what the server and the browser hold. What is said before is said behind it: it needs a model and a conversation. */
+async function begin() {
+  await loadModels();
+  conversations = await store.load();
+  if (!store.isKept()) toast("This browser keeps nothing for this page: conversations end with the tab.");
+  const before = conversations.find((one) => one.id === sessionStorage.getItem("current"));
+  if (before && !path(current).length) show(before);
+  else draw();
+}
+
 drawSettings(loadModels);
-await loadModels();
-conversations = await store.load();
-if (!store.isKept()) toast("This browser keeps nothing for this page: conversations end with the tab.");
-const before = conversations.find((one) => one.id === sessionStorage.getItem("current"));
-if (before && !path(current).length) show(before);
-else draw();
+const begun = begin();
+await begun;
 if (withMouse.matches && document.activeElement === document.body) $("text").focus();
 watch();

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.clients.web.said import ATTACKS, MARKDOWN, say
 from tests.clients.web.stand_in import StandIn
@@ -174,6 +174,30 @@ def test_an_example_is_asked_by_a_click_and_the_keyboard_goes_on(chat: Page, sta
     assert said is not None
     assert answer is not None
     assert answer["y"] - said["y"] - said["height"] < 40, "no empty line between a message and its answer"
+
+
+@pytest.mark.parametrize("said", ["written", "hint"])
+def test_what_is_said_while_the_page_begins_is_answered(page: Page, stand_in: StandIn, said: str) -> None:
+    stand_in.requests.clear()
+    held: list[Route] = []
+    page.route("**/v1/models", lambda route: held.append(route))
+    with page.expect_request("**/v1/models"):
+        page.goto(stand_in.url)
+    if said == "written":
+        page.fill("#text", "What is a thread?")
+        page.press("#text", "Enter")
+        expect(page.locator("#text")).to_have_value("What is a thread?")
+    else:
+        page.get_by_role("button", name="What is a thread?").click()
+    assert stand_in.requests == [], "no model is known yet"
+    held[0].continue_()
+    expect(page.locator(".message.assistant .what")).to_have_text("You said: What is a thread?")
+    expect(page.locator("#send")).to_be_visible()
+    assert [request["model"] for request in stand_in.requests] == ["qwen3-4b"]
+    assert titles(page) == ["What is a thread?"]
+    page.unroute_all()
+    page.reload()
+    expect(page.locator(".message.user .what")).to_have_text("What is a thread?")
 
 
 def test_an_api_key_is_asked_for(browser: Browser) -> None:
