@@ -145,6 +145,19 @@ def _quantized(config: dict[str, Any], quantization: str) -> dict[str, Any]:
     return made | {key: [*made.get(key, []), *gates]}
 
 
+# Of DeepSeek-V4, in every layer's attention: its checkpoints leave these as they are, and their configs do not say so.
+V4_LEFT_OUT = ("compressor", "indexer.compressor", "indexer.weights_proj")
+
+
+def _as_stored(config: dict[str, Any]) -> dict[str, Any]:
+    """A published config that says of each module whether it is quantized: there are no tensors that would."""
+    if config["model_type"] != "deepseek_v4":
+        return config
+    layers = range(config["num_hidden_layers"])
+    left = [f"model.layers.{layer}.attn.{module}" for layer in layers for module in V4_LEFT_OUT]
+    return {**config, "quantization_config": {**config["quantization_config"], "modules_to_not_convert": left}}
+
+
 def config_of(name: str) -> dict[str, Any]:
     """The config of a name of SHAPES, of a folder with a config.json, or in a file."""
     path = Path(name)
@@ -183,6 +196,8 @@ def write(
             raise ValueError(f"{name} is quantized as its config.json says: leave --quantization out")
         config = {**config, "quantization_config": _quantized(config, quantization)}
         target = target.with_name(f"{target.name}-{quantization}")
+    elif "quantization_config" in config:
+        config = _as_stored(config)
     target.mkdir(parents=True, exist_ok=True)
     (target / "config.json").write_text(json.dumps(config, indent=1))
     (target / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))

@@ -60,6 +60,16 @@ def test_routers_of_quantized_mixtures_are_left_out_by_name(quantization: str, t
         assert method.scheme(f"model.layers.1.{module}") is not None
 
 
+def test_what_deepseek_v4_leaves_as_it_is_is_said(tmp_path: Path) -> None:
+    published = Path(__file__).parents[1] / "models" / "configs" / "deepseek-v4-flash.json"
+    folder = shapes.write(tmp_path, str(published), layers=4)
+    method = registry.quantization(folder)
+    assert method is not None
+    left = {f"attn.{module}" for module in ("compressor.wkv", "indexer.compressor.wgate", "indexer.weights_proj")}
+    held = {"attn.wq_a", "attn.indexer.wq_b", "attn.wo_a", "ffn.experts.3.w1", "ffn.shared_experts.w2"}
+    assert {module for module in left | held if method.scheme(f"model.layers.2.{module}") is None} == left
+
+
 def test_the_tokenizer_names_every_token_id(tmp_path: Path) -> None:
     from tokenizers import Tokenizer
 
