@@ -59,8 +59,9 @@ class Compressor(nn.Module):
 
 
 class SparseAttention(nn.Module):
-    """residual + out(attend(norm(x))). One product gives the query latent, the key-value vector and all that the
-    compressors and the indexer read of x; another takes the query latent to the heads of queries and indexer."""
+    """residual + out(attend(norm(x))). One product gives the query latent and the key-value vector, another all that
+    the compressors and the indexer read of x, which checkpoints store otherwise; a third takes the query latent to the
+    heads of queries and indexer."""
 
     def __init__(self, config: SparseAttentionConfig, build: BuildContext) -> None:
         super().__init__()
@@ -69,14 +70,15 @@ class SparseAttention(nn.Module):
         index = config.indexer
         self.compressor = Compressor(config, d, build) if config.ratio else None
         self.index_compressor = Compressor(config, index.head_dim, build) if index is not None else None
-        self._first = [config.q_rank, d]
+        self._beside: list[int] = []
         for compressor in (self.compressor, self.index_compressor):
-            self._first += [0, 0] if compressor is None else [compressor.channels] * 2
-        self._first.append(0 if index is None else index.num_heads)
-        self._second = [heads * d, 0 if index is None else index.num_heads * index.head_dim]
-        self.down = Linear(hidden, sum(self._first), build)
+            self._beside += [0, 0] if compressor is None else [compressor.channels] * 2
+        self._beside.append(0 if index is None else index.num_heads)
+        self._ups = [heads * d, 0 if index is None else index.num_heads * index.head_dim]
+        self.down = Linear(hidden, config.q_rank + d, build)
+        self.beside = Linear(hidden, sum(self._beside), build) if config.ratio else None
         self.q_norm = RmsNorm(config.q_rank, build)
-        self.q_up = Linear(config.q_rank, sum(self._second), build)
+        self.q_up = Linear(config.q_rank, sum(self._ups), build)
         self.kv_norm = build.empty(d)
         self.sinks = build.empty(heads, dtype=torch.float32)
         groups = config.out_groups
@@ -104,10 +106,8 @@ class SparseAttention(nn.Module):
         """Writes the step's vectors, entries and states."""
         config = self.config
         window, entries, keys = _latents(step.caches)
-        q, kv, values, gates, index_values, index_gates, index_weights = self.down(step.x, norm=step.norm).split(
-            self._first, dim=-1
-        )
-        q, index_q = self.q_up(q, norm=self.q_norm).split(self._second, dim=-1)
+        q, kv = self.down(step.x, norm=step.norm).split([config.q_rank, config.head_dim], dim=-1)
+        q, index_q = self.q_up(q, norm=self.q_norm).split(self._ups, dim=-1)
         q = self._ops.shared_kv_write(
             q.unflatten(-1, (config.num_heads, config.head_dim)),
             kv,
@@ -119,9 +119,12 @@ class SparseAttention(nn.Module):
             eps=self._eps,
         )
         more = {}
-        if self.compressor is not None and entries is not None:
+        if self.compressor is not None and self.beside is not None and entries is not None:
             states = step.caches[-1]
             assert isinstance(states, StateCache)
+            values, gates, index_values, index_gates, index_weights = self.beside(step.x, norm=step.norm).split(
+                self._beside, dim=-1
+            )
             self.compressor(values, gates, step.batch, entries, states.states[0])
             more = {
                 "entries": entries.entries,

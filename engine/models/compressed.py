@@ -95,20 +95,24 @@ def attention_rules(config: SparseAttentionConfig, name: str) -> list[Rule]:
     at, index = "layers.{layer}.mixer", config.indexer
     # A source and how many rows it has.
     down, q_up = {"wq_a": config.q_rank, "wkv": config.head_dim}, {"wq_b": config.num_heads * config.head_dim}
+    beside: dict[str, int] = {}
     made = []
     for ours, theirs, dim in (
         ("compressor", "compressor", config.head_dim if config.ratio else 0),
         ("index_compressor", "indexer.compressor", 0 if index is None else index.head_dim),
     ):
         if dim:
-            down |= {f"{theirs}.{part}": (1 + config.overlap) * dim for part in ("wkv", "wgate")}
+            beside |= {f"{theirs}.{part}": (1 + config.overlap) * dim for part in ("wkv", "wgate")}
             made += [
                 Rule(f"{at}.{ours}.bias", (f"{name}.{theirs}.ape",)),
                 Rule(f"{at}.{ours}.norm", (f"{name}.{theirs}.norm.weight",)),
             ]
     if index is not None:
-        down["indexer.weights_proj"] = index.num_heads
+        beside["indexer.weights_proj"] = index.num_heads
         q_up["indexer.wq_b"] = index.num_heads * index.head_dim
+    if beside:
+        sources = tuple(f"{name}.{part}.weight" for part in beside)
+        made.append(Rule(f"{at}.beside.weight", sources, concat(*beside.values())))
     # Latents and what the indexer chooses by are whole on every rank.
     heads = Split("outputs", "heads", config.head_dim)
     return [
