@@ -3,6 +3,8 @@ heads have their real sizes where that is affordable, and windows and original l
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.gate.shapes import COMMON, Shape
 
 YARN = {
@@ -207,6 +209,20 @@ DEEPSEEK_V4 = Shape(
     block_size=128,
     branch=0.2,
     router=1.0,
+)
+
+# Groups of the product behind attention, and experts, are whole blocks.
+DEEPSEEK_V4_BLOCKS = replace(
+    DEEPSEEK_V4,
+    name="deepseek-v4-blocks",
+    sequences=12,
+    long_prompt=300,
+    dtypes=("float32",),
+    config={
+        **DEEPSEEK_V4.config,
+        **{"o_lora_rank": 128, "moe_intermediate_size": 256, "num_hidden_layers": 4},
+        "compress_ratios": [0, 4, 128, 4],
+    },
 )
 
 GPT_OSS = Shape(

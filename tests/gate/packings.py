@@ -59,15 +59,17 @@ Tensors = dict[str, torch.Tensor]
 # Of the gate's sequences every so many.
 STEP = 4
 PROJECTIONS = ("_proj.weight", "_proj_with_mqa.weight", ".w1.weight", ".w2.weight", ".w3.weight")
+PROJECTIONS += tuple(f".{name}.weight" for name in ("wq_a", "wq_b", "wkv", "wgate", "wo_a", "wo_b"))
 
 
 @dataclass(frozen=True)
 class Packing:
     """pack(matrix [N, K] float32) → the tensors by the end of their names, and the numbers that they stand for.
 
-    config is the checkpoint's quantization_config, if it has one; quantize is `weights.quantize`. packs says by the
-    module's name whether it is quantized, and other what packs it in place of `pack`. quick: the shapes that the suite
-    plays it on; None: all dense ones.
+    config is the checkpoint's quantization_config, if it has one, beside what else stands in its config; quantize is
+    `weights.quantize`. packs says by the module's name whether it is quantized, and other what packs it in place of
+    `pack`. named: what the checkpoint calls a tensor. quick: the shapes that the suite plays it on; None: all dense
+    ones.
     """
 
     name: str
@@ -75,6 +77,8 @@ class Packing:
     pack: Callable[[torch.Tensor], tuple[Tensors, torch.Tensor]] = field(hash=False)
     packs: Callable[[str], bool] = field(hash=False, default=lambda module: True)
     other: Callable[[str], integers.Pack | None] = field(hash=False, default=lambda module: None)
+    named: Callable[[str], str] = field(hash=False, default=lambda name: name)
+    beside: dict[str, Any] = field(hash=False, default_factory=dict)
     quick: tuple[str, ...] | None = None
     quantize: Literal["fp8", "int8", "int4"] | None = None
 
@@ -143,11 +147,21 @@ def _make(base: Golden, packing: Packing, folder: Path) -> None:
     logprobs = {str(i): said(model, sequence) for i, sequence in enumerate(base.sequences[::STEP])}
     np.savez_compressed(folder / "logprobs.npz", **logprobs)
     config = json.loads((base.folder / "config.json").read_text())
-    save_file(packed, folder / "model.safetensors", metadata={"format": "pt"})
+    stored = {packing.named(name): tensor for name, tensor in packed.items()}
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
     how = {} if packing.config is None else {"quantization_config": packing.config}
-    (folder / "config.json").write_text(json.dumps({**config, **how}))
+    (folder / "config.json").write_text(json.dumps({**config, **how, **packing.beside}))
     for file in base.folder.glob("generation_config.json"):
         shutil.copy(file, folder)
+
+
+def left_by_v4(module: str) -> bool:
+    return ".compressor." in module or module.endswith("weights_proj")
+
+
+def named_by_v4(name: str) -> str:
+    name = name.removeprefix("model.").replace("embed_tokens.", "embed.").replace("hc_head.hc_", "hc_head_")
+    return name.replace("lm_head.", "head.")
 
 
 def as_rounded(module: str) -> bool:
@@ -229,6 +243,16 @@ PACKINGS = (
         fp8_blocks(torch.float32),
         other=matching(r".*\.experts\.", w4afp8),
         quick=("qwen3-moe",),
+    ),
+    Packing(
+        "as-v4-is-published",
+        {**BLOCKS, "scale_fmt": "ue8m0"},
+        fp8_blocks(torch.float8_e8m0fnu, "scale"),
+        packs=lambda module: not left_by_v4(module),
+        other=matching(r".*\.ffn\.experts\.", mxfp4("weight", "scale", named=True)),
+        named=named_by_v4,
+        beside={"expert_dtype": "fp4"},
+        quick=("deepseek-v4-blocks",),
     ),
     Packing("awq", awq_config(16), awq(16), quick=("qwen3",)),
     Packing(

@@ -23,7 +23,17 @@ from engine.runner.build import build_runner
 from engine.runner.runner import DeviceRunner
 from engine.types import TokenLogprobs
 from tests.gate.conftest import as_param, quick
-from tests.gate.families import DEEPSEEK_V2, DEEPSEEK_V3, DEEPSEEK_V4, FAMILIES, GPT_OSS, KIMI, QWEN3_5, QWEN3_MOE
+from tests.gate.families import (
+    DEEPSEEK_V2,
+    DEEPSEEK_V3,
+    DEEPSEEK_V4,
+    DEEPSEEK_V4_BLOCKS,
+    FAMILIES,
+    GPT_OSS,
+    KIMI,
+    QWEN3_5,
+    QWEN3_MOE,
+)
 from tests.gate.oracle import Golden, golden
 from tests.gate.packings import PACKINGS, packed_golden
 from tests.gate.plans import PlanPlayer
@@ -287,6 +297,15 @@ QUANTIZED = (
 def test_quantized_weights_are_cut_by_their_blocks(name: str, pytestconfig: pytest.Config) -> None:
     truth = _packed(EVEN, name, pytestconfig)
     config = replace(of_ranks(truth, EVEN, 2), weights=WeightsConfig(activations="16bit"))
+    played = play(config, truth)
+    assert played[0] == played[1]
+    verdict = judge(truth.sequences, played[0], "float32")
+    assert verdict.passes("float32"), verdict
+
+
+def test_deepseek_v4_as_it_is_published_is_cut_by_its_blocks(pytestconfig: pytest.Config) -> None:
+    truth = _packed(DEEPSEEK_V4_BLOCKS, "as-v4-is-published", pytestconfig)
+    config = replace(of_ranks(truth, DEEPSEEK_V4_BLOCKS, 2), weights=WeightsConfig(activations="16bit"))
     played = play(config, truth)
     assert played[0] == played[1]
     verdict = judge(truth.sequences, played[0], "float32")
