@@ -60,6 +60,14 @@ Tensors = dict[str, torch.Tensor]
 STEP = 4
 PROJECTIONS = ("_proj.weight", "_proj_with_mqa.weight", ".w1.weight", ".w2.weight", ".w3.weight")
 PROJECTIONS += tuple(f".{name}.weight" for name in ("wq_a", "wq_b", "wkv", "wgate", "wo_a", "wo_b"))
+PROJECTIONS += tuple(f".in_proj_{name}.weight" for name in ("qkv", "z", "a", "b"))
+# Tables of experts [E, inputs, outputs], as gpt-oss stores them.
+TABLES = (".experts.gate_up_proj", ".experts.down_proj")
+
+
+def as_published(module: str) -> bool:
+    """What has as many outputs as there are heads is left as it is."""
+    return not module.endswith(("in_proj_a", "in_proj_b"))
 
 
 @dataclass(frozen=True)
@@ -75,7 +83,7 @@ class Packing:
     name: str
     config: dict[str, Any] | None = field(hash=False)
     pack: Callable[[torch.Tensor], tuple[Tensors, torch.Tensor]] = field(hash=False)
-    packs: Callable[[str], bool] = field(hash=False, default=lambda module: True)
+    packs: Callable[[str], bool] = field(hash=False, default=as_published)
     other: Callable[[str], integers.Pack | None] = field(hash=False, default=lambda module: None)
     named: Callable[[str], str] = field(hash=False, default=lambda name: name)
     beside: dict[str, Any] = field(hash=False, default_factory=dict)
@@ -116,6 +124,9 @@ def tensors_of(base: Golden, packing: Packing) -> tuple[Tensors, Tensors]:
                 tensors, numbers = (packing.other(module) or packing.pack)(tensor.float())
                 packed |= {f"{module}.{end}": part.contiguous() for end, part in tensors.items()}
                 plain[name] = numbers.contiguous()
+            elif name.endswith(TABLES) and packing.quantize is not None:
+                packed[name] = tensor
+                plain[name] = torch.stack([packing.pack(matrix.T.float())[1].T for matrix in tensor])
             else:
                 packed[name], plain[name] = tensor, tensor.float() if tensor.is_floating_point() else tensor
     return packed, plain
@@ -166,7 +177,7 @@ def named_by_v4(name: str) -> str:
 
 def as_rounded(module: str) -> bool:
     """What is read as dense numbers alone stays as it is."""
-    return not module.endswith("kv_b_proj")
+    return not module.endswith(("kv_b_proj", "wo_a"))
 
 
 def whole_groups(module: str) -> bool:

@@ -24,7 +24,18 @@ from kernels.repack import reference as repack
 from kernels.select import Ops, select
 from kernels.weight import PackedInt, Parts, packed
 from tests.gate.conftest import quick
-from tests.gate.families import DEEPSEEK_V2, DEEPSEEK_V4_BLOCKS, QWEN3_MOE
+from tests.gate.families import (
+    DEEPSEEK_V2,
+    DEEPSEEK_V3,
+    DEEPSEEK_V4,
+    DEEPSEEK_V4_BLOCKS,
+    GEMMA3,
+    GPT_OSS,
+    KIMI,
+    MISTRAL,
+    QWEN3_5,
+    QWEN3_MOE,
+)
 from tests.gate.oracle import Golden, golden
 from tests.gate.packings import PACKINGS, Packing, packed_golden
 from tests.gate.player import EnginePlayer
@@ -35,10 +46,26 @@ PLAYED = 6
 LLAMA = SHAPES[2]
 
 
+# Shapes that have every packing, and which others are published in which.
+EVERY = (SHAPES[0], LLAMA, QWEN3_MOE, DEEPSEEK_V2)
+DENSE_ONES = ("ct-fp8-rows", "ct-fp8-tensor-static", "ct-w8a8", "ct-int4-g32", "ct-int4-zeros-order", "ct-nvfp4")
+ROUNDED = ("to-fp8", "to-int8", "to-int4")
+PUBLISHED = {
+    MISTRAL: (*DENSE_ONES, *ROUNDED, "fp8-tensor-static", "awq", "gptq-v1", "gptq-v1-order"),
+    GEMMA3: (*DENSE_ONES, *ROUNDED, "awq", "gptq-v1", "gptq-v2-8-order"),
+    KIMI: (*ROUNDED, "fp8-blocks-f32", "ct-int4-experts", "modelopt-nvfp4"),
+    DEEPSEEK_V3: (*ROUNDED, "fp8-blocks-f32", "awq", "ct-w8a8", "modelopt-nvfp4", "w4afp8"),
+    QWEN3_5: (*ROUNDED, "fp8-blocks-f32", "fp8-blocks-bf16", "ct-fp8-rows", "ct-nvfp4", "awq", "gptq-v1"),
+    DEEPSEEK_V4: ROUNDED,
+    DEEPSEEK_V4_BLOCKS: ("as-v4-is-published",),
+    GPT_OSS: ROUNDED,
+}
+
+
 def cases() -> Iterator[object]:
     for packing in PACKINGS:
-        own = (DEEPSEEK_V4_BLOCKS,) if packing.name == "as-v4-is-published" else None
-        for shape in own or (SHAPES[0], LLAMA, QWEN3_MOE, DEEPSEEK_V2):
+        others = [shape for shape, names in PUBLISHED.items() if packing.name in names]
+        for shape in others if packing.name == "as-v4-is-published" else (*EVERY, *others):
             marks = pytest.mark.xdist_group(shape.name)
             yield pytest.param(shape, packing, id=f"{packing.name}-{shape.name}", marks=marks)
 
