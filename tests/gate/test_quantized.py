@@ -22,7 +22,7 @@ from engine.runner.build import build_runner
 from engine.weights import transforms
 from kernels.repack import reference as repack
 from kernels.select import Ops, select
-from kernels.weight import PackedInt, Parts, packed
+from kernels.weight import Fp8, PackedInt, Parts, packed
 from tests.gate.conftest import quick
 from tests.gate.families import (
     DEEPSEEK_V2,
@@ -46,11 +46,18 @@ PLAYED = 6
 LLAMA = SHAPES[2]
 
 
+# Weights have several blocks of 128 on both sides.
+WIDE = replace(
+    LLAMA,
+    name="llama3-wide",
+    config={**LLAMA.config, "hidden_size": 320, "num_hidden_layers": 2, "intermediate_size": 384},
+)
 # Shapes that have every packing, and which others are published in which.
 EVERY = (SHAPES[0], LLAMA, QWEN3_MOE, DEEPSEEK_V2)
 DENSE_ONES = ("ct-fp8-rows", "ct-fp8-tensor-static", "ct-w8a8", "ct-int4-g32", "ct-int4-zeros-order", "ct-nvfp4")
 ROUNDED = ("to-fp8", "to-int8", "to-int4")
 PUBLISHED = {
+    WIDE: ("fp8-blocks-f32", "fp8-blocks-bf16", "ct-fp8-blocks", "modelopt-fp8-pb-wo"),
     MISTRAL: (*DENSE_ONES, *ROUNDED, "fp8-tensor-static", "awq", "gptq-v1", "gptq-v1-order"),
     GEMMA3: (*DENSE_ONES, *ROUNDED, "awq", "gptq-v1", "gptq-v2-8-order"),
     KIMI: (*ROUNDED, "fp8-blocks-f32", "ct-int4-experts", "modelopt-nvfp4"),
@@ -134,6 +141,11 @@ def next_scales(self: PackedInt, numbers: torch.Tensor, *given: Any, scaled: Any
     return made
 
 
+def transposed(held: Fp8, spread: Any = Fp8._spread) -> torch.Tensor:
+    made: torch.Tensor = spread(replace(held, scale=held.scale.mT.reshape(held.scale.shape)))
+    return made
+
+
 def by_value(exponents: torch.Tensor) -> torch.Tensor:
     return exponents.view(torch.uint8).float() / 127
 
@@ -146,11 +158,13 @@ def unsigned(numbers: torch.Tensor, bits: int) -> torch.Tensor:
     return packed.packed((numbers & 15).view(torch.uint8), bits).view(torch.int32)
 
 
-BROKEN: dict[str, tuple[str, object, str, object]] = {
+# The packing, what is changed, and the shape if it is not the first one.
+BROKEN: dict[str, tuple[Any, ...]] = {
     "halves of a byte swapped": ("ct-int4-g32", packed, "integers", swapped),
     "an order of inputs ignored": ("gptq-v1-order", PackedFormat, "value", without_order),
     "zero points one too small": ("gptq-v1-order", gptq, "SHIFTS", {"gptq": 0}),
     "numbers of a word one after another": ("awq", repack, "AWQ_PLACES", (8, 1)),
+    "scales transposed": ("fp8-blocks-f32", Fp8, "_spread", transposed, WIDE),
     "exponents by value": ("ct-mxfp8", transforms, "powers", by_value),
     "parts in another order": ("ct-parts", PartsFormat, "value", turned),
     "signs ignored": ("ct-w4a8", layouts, "_signed", unsigned),
@@ -159,9 +173,10 @@ BROKEN: dict[str, tuple[str, object, str, object]] = {
 
 
 def broken_cases() -> Iterator[object]:
-    for broken, (name, *change) in BROKEN.items():
-        packing = next(packing for packing in PACKINGS if packing.name == name)
-        yield pytest.param(SHAPES[0], packing, change, id=broken, marks=pytest.mark.xdist_group(SHAPES[0].name))
+    for broken, (name, target, attribute, value, *shapes) in BROKEN.items():
+        packing, (shape, *_) = next(packing for packing in PACKINGS if packing.name == name), (*shapes, SHAPES[0])
+        change = (target, attribute, value)
+        yield pytest.param(shape, packing, change, id=broken, marks=pytest.mark.xdist_group(shape.name))
 
 
 @pytest.mark.parametrize(("shape", "packing", "change"), list(broken_cases()))

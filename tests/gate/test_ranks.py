@@ -285,7 +285,7 @@ EVEN = replace_fields(
     sequences=12,
     long_prompt=300,
     dtypes=("float32",),
-    config={**SHAPES[2].config, "intermediate_size": 512},
+    config={**SHAPES[2].config, "hidden_size": 320, "intermediate_size": 512},
 )
 QUANTIZED = (
     *("fp8-blocks-f32", "fp8-rows", "ct-int4-g32", "ct-int8-g128-zeros", "awq", "ct-w8a8-static"),
