@@ -186,7 +186,7 @@ def whole_groups(module: str) -> bool:
 
 
 PACKINGS = (
-    Packing("fp8-blocks-f32", BLOCKS, fp8_blocks(torch.float32), quick=("qwen3", "llama3-wide")),
+    Packing("fp8-blocks-f32", BLOCKS, fp8_blocks(torch.float32), quick=("qwen3", "llama3-wide", "qwen3-moe-wide")),
     Packing("fp8-blocks-bf16", BLOCKS, fp8_blocks(torch.bfloat16)),
     Packing("fp8-rows", {"quant_method": "fp8", "activation_scheme": "dynamic"}, fp8_rows),
     Packing("fp8-tensor-static", {"quant_method": "fp8", "activation_scheme": "static"}, fp8_tensor),

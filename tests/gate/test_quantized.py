@@ -52,12 +52,28 @@ WIDE = replace(
     name="llama3-wide",
     config={**LLAMA.config, "hidden_size": 320, "num_hidden_layers": 2, "intermediate_size": 384},
 )
+WIDE_EXPERTS = replace(
+    QWEN3_MOE, name="qwen3-moe-wide", config={**QWEN3_MOE.config, "hidden_size": 320, "moe_intermediate_size": 256}
+)
+WIDE_LATENTS = replace(
+    DEEPSEEK_V3,
+    name="deepseek-v3-wide",
+    config={
+        **DEEPSEEK_V3.config,
+        "hidden_size": 320,
+        "moe_intermediate_size": 384,
+        "kv_lora_rank": 192,
+        "q_lora_rank": 160,
+    },
+)
 # Shapes that have every packing, and which others are published in which.
 EVERY = (SHAPES[0], LLAMA, QWEN3_MOE, DEEPSEEK_V2)
 DENSE_ONES = ("ct-fp8-rows", "ct-fp8-tensor-static", "ct-w8a8", "ct-int4-g32", "ct-int4-zeros-order", "ct-nvfp4")
 ROUNDED = ("to-fp8", "to-int8", "to-int4")
 PUBLISHED = {
     WIDE: ("fp8-blocks-f32", "fp8-blocks-bf16", "ct-fp8-blocks", "modelopt-fp8-pb-wo"),
+    WIDE_EXPERTS: ("fp8-blocks-f32", "ct-fp8-blocks", "w4afp8", "ct-mxfp8"),
+    WIDE_LATENTS: ("fp8-blocks-f32", "fp8-blocks-bf16", "ct-int4-g32"),
     MISTRAL: (*DENSE_ONES, *ROUNDED, "fp8-tensor-static", "awq", "gptq-v1", "gptq-v1-order"),
     GEMMA3: (*DENSE_ONES, *ROUNDED, "awq", "gptq-v1", "gptq-v2-8-order"),
     KIMI: (*ROUNDED, "fp8-blocks-f32", "ct-int4-experts", "modelopt-nvfp4"),
