@@ -180,9 +180,4 @@ class _Cut:
         runs = [(start // each * size, -(-stop // each) * size) for start, stop in self.runs]
         if along == 0:
             return entry.runs(runs)
-        if len(runs) > 1:
-            raise WeightsError(
-                f"{entry.name} is stored by inputs and holds {len(runs)} projections, of which {shard.size} ranks "
-                "would each take a part, which is not implemented: set parallel.tensor to 1"
-            )
-        return entry.columns(*runs[0])
+        return entry.columns(*runs[0]) if len(runs) == 1 else entry.column_runs(runs)

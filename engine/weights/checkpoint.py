@@ -56,8 +56,9 @@ class Entry:
 
     blocks: the name of a GGUF file's format, of which dtype and shape are those of bytes. paired: rows of a head whose
     halves stand pair by pair in the file, 0 where they stand as they are. offset: what the file has too much in each
-    number. joined: the tensors that it is made of, one behind the other along the first dimension; none for one.
-    of_share: it says which groups those inputs are of that one rank takes, by the numbers of all groups.
+    number. joined: the tensors that it is made of, one behind the other along the first dimension, or with `across`
+    along the second; none for one. of_share: it says which groups those inputs are of that one rank takes, by the
+    numbers of all groups.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Entry:
     offset: float = 0.0
     joined: tuple[Entry, ...] = ()
     of_share: bool = False
+    across: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -83,13 +85,15 @@ class Entry:
 
     @property
     def parts(self) -> tuple[Entry, ...]:
-        """What can be read at once, in order of rows."""
+        """What can be read at once, in order of rows, or of columns where they stand across."""
         return self.joined or (self,)
 
     @property
     def span(self) -> int:
         """Bytes from the first to the last, with those between that belong to others. Not of joined ones."""
-        return self.num_bytes if self.pitch is None else (self.shape[0] - 1) * self.pitch + self.row_bytes
+        if self.pitch is None or not self.num_bytes:
+            return self.num_bytes
+        return (self.shape[0] - 1) * self.pitch + self.row_bytes
 
     def rows(self, start: int, stop: int) -> Entry:
         """The entries [start, stop) of the first dimension."""
@@ -108,6 +112,12 @@ class Entry:
         at = self.start + start * self.dtype.itemsize
         return replace(self, start=at, shape=(rows, stop - start), pitch=self.pitch or self.row_bytes)
 
+    def column_runs(self, runs: Sequence[tuple[int, int]]) -> Entry:
+        """The entries [start, stop) of a matrix's second dimension, of each run in turn."""
+        parts = tuple(self.columns(start, stop) for start, stop in runs)
+        count = sum(part.shape[1] for part in parts)
+        return replace(parts[0], shape=(self.shape[0], count), joined=parts, across=True)
+
     @property
     def is_plain(self) -> bool:
         """Whether its bytes stand in the file as they stand in the tensor."""
@@ -119,7 +129,7 @@ class Entry:
         shape, joined = (*rows, last * self.dtype.itemsize), tuple(part.as_bytes() for part in self.joined)
         # `replace` takes several times as long, which tells with 100,000 tensors of experts.
         about = (self.pitch, self.blocks, self.paired, self.offset, joined)
-        return Entry(self.name, self.file, self.start, torch.uint8, shape, *about)
+        return Entry(self.name, self.file, self.start, torch.uint8, shape, *about, across=self.across)
 
     def tensor(self, raw: torch.Tensor) -> torch.Tensor:
         """The tensor in `raw`, its `span` bytes."""

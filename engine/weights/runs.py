@@ -92,7 +92,7 @@ class Made(_OfEntries):
         own, tensors = iter(raw), []
         for entry in self.entries:
             held = [part.tensor(next(own)) for part in entry.parts]
-            tensors.append(held[0] if len(held) == 1 else torch.cat(held))
+            tensors.append(held[0] if len(held) == 1 else torch.cat(held, dim=int(entry.across)))
         try:
             made = self.transform(tensors, self.shape)
         except WeightsError as error:
@@ -193,9 +193,10 @@ def _chunks(piece: Piece | Made, made_bytes: dict[str, int]) -> Iterator[Piece |
         return
     entry, view = piece.entry, piece.view
     if entry.joined:
-        sizes = [part.shape[0] for part in entry.joined]
-        for part, rows_of in zip(entry.joined, view.split(sizes), strict=True):
-            yield from _chunks(Piece(part, rows_of), made_bytes)
+        along = int(entry.across)
+        sizes = [part.shape[along] for part in entry.joined]
+        for part, own in zip(entry.joined, view.split(sizes, along), strict=True):
+            yield from _chunks(Piece(part, own), made_bytes)
         return
     if entry.span <= BUFFER_BYTES or view.dim() == 0:
         yield piece

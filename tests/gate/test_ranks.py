@@ -303,6 +303,21 @@ def test_quantized_weights_are_cut_by_their_blocks(name: str, pytestconfig: pyte
     assert verdict.passes("float32"), verdict
 
 
+SECTIONS = replace_fields(
+    quick(QWEN3_5), name="sections", config={**QWEN3_5.config, "hidden_size": 160, "intermediate_size": 256}
+)
+
+
+@pytest.mark.parametrize("name", ["fp8-blocks-bf16", "awq", "gptq-v1", "gptq-v1-order"])
+def test_projections_in_one_matrix_are_cut_each(name: str, pytestconfig: pytest.Config) -> None:
+    truth = _packed(SECTIONS, name, pytestconfig)
+    config = replace(of_ranks(truth, SECTIONS, 2), weights=WeightsConfig(activations="16bit"))
+    played = play(config, truth)
+    assert played[0] == played[1]
+    verdict = judge(truth.sequences, played[0], "float32")
+    assert verdict.passes("float32"), verdict
+
+
 def test_deepseek_v4_as_it_is_published_is_cut_by_its_blocks(pytestconfig: pytest.Config) -> None:
     truth = _packed(DEEPSEEK_V4_BLOCKS, "as-v4-is-published", pytestconfig)
     config = replace(of_ranks(truth, DEEPSEEK_V4_BLOCKS, 2), weights=WeightsConfig(activations="16bit"))

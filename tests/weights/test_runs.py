@@ -34,10 +34,14 @@ class Turned:
         return tensors[0].t() if self.cut == "columns" else tensors[0]
 
 
+# A piece, and the numbers that it is to be filled with.
+Wanted = tuple[Piece | Made, torch.Tensor]
+
+
 @st.composite
-def pieces(draw: st.DrawFn) -> list[Piece | Made]:
-    """Of tensors anywhere in two files, one behind the other or not."""
-    made: list[Piece | Made] = []
+def pieces(draw: st.DrawFn) -> list[Wanted]:
+    """Of tensors anywhere in two files, one behind the other or not; of some, two runs of columns."""
+    made: list[Wanted] = []
     for file in FILES:
         at = 0
         for number in range(draw(st.integers(0, 8))):
@@ -45,18 +49,24 @@ def pieces(draw: st.DrawFn) -> list[Piece | Made]:
             shape = (draw(st.integers(0, 9)), draw(st.integers(1, 12)))
             dtype = draw(st.sampled_from([torch.uint8, torch.int16]))
             entry = Entry(f"{file}.{number}", file, at, dtype, shape)
+            stored = BYTES[file][at:][: entry.num_bytes].clone().view(dtype).view(shape)
             at += entry.num_bytes
+            if draw(st.booleans()):
+                one, two, three = sorted(draw(st.integers(0, shape[1])) for _ in range(3))
+                kept = [(one, two), (three, shape[1])]
+                entry = entry.column_runs(kept)
+                stored = torch.cat([stored[:, start:stop] for start, stop in kept], dim=1)
             kind = draw(st.sampled_from(["piece", "wide", "rows", "columns", None]))
-            if kind in ("piece", "wide"):
-                made.append(Piece(entry, torch.zeros(shape, dtype=torch.int32 if kind == "wide" else dtype)))
-                continue
-            view = torch.zeros(shape[::-1] if kind == "columns" else shape, dtype=dtype)
-            made.append(Made((entry,), ((view,),), Turned(kind)))
+            wanted = stored.t() if kind == "columns" else stored
+            view = torch.zeros(wanted.shape, dtype=torch.int32 if kind == "wide" else dtype)
+            piece = Piece(entry, view) if kind in ("piece", "wide") else Made((entry,), ((view,),), Turned(kind))
+            made.append((piece, wanted))
     return made
 
 
-@given(pieces=pieces(), most=st.sampled_from([0, 32, 100, 1 << 20]), buffer=st.sampled_from([16, 64, 1 << 20]))
-def test_what_runs_read_fills_all_that_was_asked_for(pieces: list[Piece | Made], most: int, buffer: int) -> None:
+@given(wanted=pieces(), most=st.sampled_from([0, 32, 100, 1 << 20]), buffer=st.sampled_from([16, 64, 1 << 20]))
+def test_what_runs_read_fills_all_that_was_asked_for(wanted: list[Wanted], most: int, buffer: int) -> None:
+    pieces = [piece for piece, _ in wanted]
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(runs.JOINED_BYTES, "cpu", most)
         patch.setattr(runs, "BUFFER_BYTES", buffer)
@@ -64,18 +74,15 @@ def test_what_runs_read_fills_all_that_was_asked_for(pieces: list[Piece | Made],
     assert sum(run.num_bytes for run in planned) == sum(piece.num_bytes for piece in pieces)
     for run in planned:
         raw = run.target
-        wanted = torch.zeros(run.size, dtype=torch.uint8) if raw is None else raw
+        held = torch.zeros(run.size, dtype=torch.uint8) if raw is None else raw
         for read in run.reads:
-            wanted[read.at :][: read.count] = BYTES[read.file][read.start :][: read.count]
-        run.fill(wanted)
+            held[read.at :][: read.count] = BYTES[read.file][read.start :][: read.count]
+        run.fill(held)
         if len(run.chunks) > 1:
             assert run.size <= most
-    for piece in pieces:
-        (entry,) = piece.entries
+    for piece, numbers in wanted:
         (view,) = (piece.view,) if isinstance(piece, Piece) else piece.views[0]
-        stored = BYTES[entry.file][entry.start :][: entry.num_bytes].clone().view(entry.dtype).view(entry.shape)
-        turned = isinstance(piece, Made) and getattr(piece.transform, "cut", None) == "columns"
-        assert torch.equal(view, (stored.t() if turned else stored).to(view.dtype))
+        assert torch.equal(view, numbers.to(view.dtype))
 
 
 def test_gaps_that_would_be_read_for_nothing_part_runs(monkeypatch: pytest.MonkeyPatch) -> None:
