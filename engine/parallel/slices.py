@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from zlib import crc32
 
+import torch
+
 from engine.cache.spec import PoolSpec
 from engine.config import EngineConfig
 from engine.models.config import LatentAttentionConfig, ModelConfig
@@ -15,6 +17,7 @@ from engine.parallel.shard import Run, Runs, Shard, runs_of
 from engine.parallel.vocabulary import Vocabulary
 from engine.weights.checkpoint import Checkpoint, Entry, WeightsError
 from engine.weights.rules import Rule, Sections, Split
+from kernels.sizes import cdiv, next_power_of_2
 from kernels.weight.gguf import FORMATS
 
 # The end of a module's tensor that holds the shape of the whole, which is no rank's.
@@ -25,8 +28,9 @@ DIVIDED, BY_HEADS = "kv_b_proj", ("k_b_proj", "v_b_proj")
 WHOLE = ("g_idx", "weight_g_idx")
 # Layouts whose matrices are stored [inputs, outputs].
 TURNED = ("qweight", "scales", "qzeros")
-# What has a value for each group of inputs.
-GRIDS = ("scales", "qzeros", "weight_scale", "weight_zero_point")
+# What has a value for each group of inputs, or block of both sides. Zero points may stand in words of several outputs.
+GRIDS = ("scales", "qzeros", "weight_scale", "weight_scale_inv", "scale", "weight_zero_point")
+ZEROS = ("qzeros", "weight_zero_point")
 
 
 def check_parallel(config: EngineConfig, model: ModelConfig, communicator: Communicator) -> None:
@@ -127,17 +131,17 @@ def _of_target(target: str, layers: list[Runs]) -> Runs:
     return dict(layers[int(parts[1])]) if parts[0] == "layers" else {}
 
 
-def _cut(split: Split | Sections, runs: Runs) -> _Cut:
+def _cut(split: Split | Sections, runs: Runs) -> Cut:
     at, kept = 0, []
     for section in split.sections:
         count, (start, stop) = runs[section.part]
         kept.append((at + start * section.width, at + stop * section.width))
         at += count * section.width
-    return _Cut(split.axis, at, tuple(kept))
+    return Cut(split.axis, at, tuple(kept))
 
 
 @dataclass(frozen=True, slots=True)
-class _Cut:
+class Cut:
     """Runs [start, stop) of the `whole` outputs or inputs that a module has."""
 
     axis: str
@@ -164,11 +168,14 @@ class _Cut:
             return entry
         if end in TURNED:
             along = 1 - along
-        if along >= len(entry.shape) or entry.shape[along] == 1:
+        words = entry.dtype == torch.int32 and not (self.axis == "inputs" and end in ZEROS)
+        if along >= len(entry.shape) or (entry.shape[along] == 1 and not words):
             return entry  # one for all, or a bias-like row of what is not shared
         # A row of a GGUF file is blocks of bytes.
         size = FORMATS[entry.blocks].num_bytes if entry.blocks is not None and along else 1
-        each = -(-self.whole * size // entry.shape[along])
+        each = cdiv(self.whole * size, entry.shape[along])
+        if words or end in GRIDS:
+            each = next_power_of_2(each)  # the last word or block may be short
         if any(start % each or (stop % each and stop != self.whole) for start, stop in self.runs):
             borders = ", ".join(f"{start} to {stop}" for start, stop in self.runs)
             held, fits = "number" if size == 1 else f"block of {entry.blocks}", self.whole // each
