@@ -155,7 +155,9 @@ def _as_stored(config: dict[str, Any]) -> dict[str, Any]:
         return config
     layers = range(config["num_hidden_layers"])
     left = [f"model.layers.{layer}.attn.{module}" for layer in layers for module in V4_LEFT_OUT]
-    return {**config, "quantization_config": {**config["quantization_config"], "modules_to_not_convert": left}}
+    said = config["quantization_config"]
+    named = [*said.get("modules_to_not_convert", ()), *left]
+    return {**config, "quantization_config": {**said, "modules_to_not_convert": named}}
 
 
 def config_of(name: str) -> dict[str, Any]:

@@ -185,6 +185,4 @@ class Cut:
                 f"ranks would take {borders}: {remedy}"
             )
         runs = [(start // each * size, -(-stop // each) * size) for start, stop in self.runs]
-        if along == 0:
-            return entry.runs(runs)
-        return entry.columns(*runs[0]) if len(runs) == 1 else entry.column_runs(runs)
+        return entry.column_runs(runs) if along else entry.runs(runs)

@@ -102,9 +102,7 @@ class Entry:
 
     def runs(self, runs: Sequence[tuple[int, int]]) -> Entry:
         """The entries [start, stop) of the first dimension, of each run in turn."""
-        parts = tuple(self.rows(start, stop) for start, stop in runs)
-        count = sum(part.shape[0] for part in parts)
-        return parts[0] if len(parts) == 1 else replace(parts[0], shape=(count, *self.shape[1:]), joined=parts)
+        return _joined([self.rows(start, stop) for start, stop in runs], 0)
 
     def columns(self, start: int, stop: int) -> Entry:
         """The entries [start, stop) of a matrix's second dimension."""
@@ -114,9 +112,7 @@ class Entry:
 
     def column_runs(self, runs: Sequence[tuple[int, int]]) -> Entry:
         """The entries [start, stop) of a matrix's second dimension, of each run in turn."""
-        parts = tuple(self.columns(start, stop) for start, stop in runs)
-        count = sum(part.shape[1] for part in parts)
-        return replace(parts[0], shape=(self.shape[0], count), joined=parts, across=True)
+        return _joined([self.columns(start, stop) for start, stop in runs], 1)
 
     @property
     def is_plain(self) -> bool:
@@ -150,6 +146,16 @@ class Entry:
         if self.pitch is not None:
             raw = raw.as_strided((self.shape[0], self.row_bytes), (self.pitch, 1))
         return raw.view(self.dtype).view(self.shape)
+
+
+def _joined(parts: Sequence[Entry], along: int) -> Entry:
+    """One behind the other along that dimension."""
+    first, *more = parts
+    if not more:
+        return first
+    shape = list(first.shape)
+    shape[along] = sum(part.shape[along] for part in parts)
+    return replace(first, shape=tuple(shape), joined=tuple(parts), across=bool(along))
 
 
 class Checkpoint:

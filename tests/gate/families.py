@@ -215,9 +215,6 @@ DEEPSEEK_V4 = Shape(
 DEEPSEEK_V4_BLOCKS = replace(
     DEEPSEEK_V4,
     name="deepseek-v4-blocks",
-    sequences=12,
-    long_prompt=300,
-    dtypes=("float32",),
     config={
         **DEEPSEEK_V4.config,
         **{"o_lora_rank": 128, "moe_intermediate_size": 256, "num_hidden_layers": 4},

@@ -166,8 +166,8 @@ def _make(base: Golden, packing: Packing, folder: Path) -> None:
         shutil.copy(file, folder)
 
 
-def left_by_v4(module: str) -> bool:
-    return ".compressor." in module or module.endswith("weights_proj")
+def quantized_by_v4(module: str) -> bool:
+    return ".compressor." not in module and not module.endswith("weights_proj")
 
 
 def named_by_v4(name: str) -> str:
@@ -259,7 +259,7 @@ PACKINGS = (
         "as-v4-is-published",
         {**BLOCKS, "scale_fmt": "ue8m0"},
         fp8_blocks(torch.float8_e8m0fnu, "scale"),
-        packs=lambda module: not left_by_v4(module),
+        packs=quantized_by_v4,
         other=matching(r".*\.ffn\.experts\.", mxfp4("weight", "scale", named=True)),
         named=named_by_v4,
         beside={"expert_dtype": "fp4"},

@@ -279,6 +279,17 @@ def fails(truth: Golden, shape: Shape, broken: Broken | None = None, **parallel:
     assert not verdict.passes("float32"), verdict
 
 
+def packed_passes(shape: Shape, name: str, config: pytest.Config) -> tuple[EngineConfig, Golden]:
+    """Plays a packed checkpoint on two ranks, which must agree and be right: how, and what."""
+    truth = _packed(shape, name, config)
+    two = replace(of_ranks(truth, shape, 2), weights=WeightsConfig(activations="16bit"))
+    played = play(two, truth)
+    assert played[0] == played[1]
+    verdict = judge(truth.sequences, played[0], "float32")
+    assert verdict.passes("float32"), verdict
+    return two, truth
+
+
 EVEN = replace_fields(
     SHAPES[2],
     name="even",
@@ -295,12 +306,7 @@ QUANTIZED = (
 
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_quantized_weights_are_cut_by_their_blocks(name: str, pytestconfig: pytest.Config) -> None:
-    truth = _packed(EVEN, name, pytestconfig)
-    config = replace(of_ranks(truth, EVEN, 2), weights=WeightsConfig(activations="16bit"))
-    played = play(config, truth)
-    assert played[0] == played[1]
-    verdict = judge(truth.sequences, played[0], "float32")
-    assert verdict.passes("float32"), verdict
+    packed_passes(EVEN, name, pytestconfig)
 
 
 SECTIONS = replace_fields(
@@ -310,21 +316,11 @@ SECTIONS = replace_fields(
 
 @pytest.mark.parametrize("name", ["fp8-blocks-bf16", "awq", "gptq-v1", "gptq-v1-order"])
 def test_projections_in_one_matrix_are_cut_each(name: str, pytestconfig: pytest.Config) -> None:
-    truth = _packed(SECTIONS, name, pytestconfig)
-    config = replace(of_ranks(truth, SECTIONS, 2), weights=WeightsConfig(activations="16bit"))
-    played = play(config, truth)
-    assert played[0] == played[1]
-    verdict = judge(truth.sequences, played[0], "float32")
-    assert verdict.passes("float32"), verdict
+    packed_passes(SECTIONS, name, pytestconfig)
 
 
 def test_deepseek_v4_as_it_is_published_is_cut_by_its_blocks(pytestconfig: pytest.Config) -> None:
-    truth = _packed(DEEPSEEK_V4_BLOCKS, "as-v4-is-published", pytestconfig)
-    config = replace(of_ranks(truth, DEEPSEEK_V4_BLOCKS, 2), weights=WeightsConfig(activations="16bit"))
-    played = play(config, truth)
-    assert played[0] == played[1]
-    verdict = judge(truth.sequences, played[0], "float32")
-    assert verdict.passes("float32"), verdict
+    packed_passes(quick(DEEPSEEK_V4_BLOCKS), "as-v4-is-published", pytestconfig)
 
 
 # Blocks and groups are as large as an expert.
@@ -343,12 +339,7 @@ PACKED_EXPERTS = [(NARROW, name) for name in ("fp8-blocks-f32", "ct-mxfp4", "ct-
 
 @pytest.mark.parametrize(("shape", "name"), PACKED_EXPERTS, ids=[f"{s.name}-{name}" for s, name in PACKED_EXPERTS])
 def test_whole_experts_keep_their_blocks(shape: Shape, name: str, pytestconfig: pytest.Config) -> None:
-    truth = _packed(quick(shape) if shape in FAMILIES else shape, name, pytestconfig)
-    config = replace(of_ranks(truth, shape, 2), weights=WeightsConfig(activations="16bit"))
-    played = play(config, truth)
-    assert played[0] == played[1]
-    verdict = judge(truth.sequences, played[0], "float32")
-    assert verdict.passes("float32"), verdict
+    config, truth = packed_passes(quick(shape) if shape in FAMILIES else shape, name, pytestconfig)
     sliced = replace(config, parallel=ParallelConfig(tensor=2, expert="sliced"))
     with pytest.raises(ConfigError, match=r"parallel\.expert auto or whole leaves experts"):
         play(sliced, truth)

@@ -16,6 +16,7 @@ from engine.weights import staging
 from engine.weights.checkpoint import Checkpoint, WeightsError
 from engine.weights.runs import Piece
 from kernels.sizes import cdiv
+from tests.gate.integers import words
 
 
 def taken(cut: Cut, end: str, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -31,15 +32,8 @@ def taken(cut: Cut, end: str, tensor: torch.Tensor) -> torch.Tensor | None:
     return view
 
 
-def packed(numbers: torch.Tensor, bits: int) -> torch.Tensor:
-    """[G, N] of `bits` bits in words along N, the last one filled up with zeros."""
-    each = 32 // bits
-    words = torch.nn.functional.pad(numbers, (0, -numbers.shape[1] % each)).unflatten(1, (-1, each)).long()
-    return (words << torch.arange(0, 32, bits)).sum(-1).to(torch.int32)
-
-
-def unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
-    return (words[..., None] >> torch.arange(0, 32, bits) & (1 << bits) - 1).flatten(1)
+def unpacked(held: torch.Tensor, bits: int) -> torch.Tensor:
+    return (held[..., None] >> torch.arange(0, 32, bits) & (1 << bits) - 1).flatten(1)
 
 
 @given(outputs=st.integers(2, 48), bits=st.sampled_from([2, 4, 8]), data=st.data())
@@ -47,9 +41,9 @@ def test_zero_points_in_words_are_those_of_a_ranks_outputs(outputs: int, bits: i
     start = data.draw(st.integers(0, outputs - 1))
     stop = data.draw(st.integers(start + 1, outputs))
     numbers = torch.randint(0, 1 << bits, (3, outputs), generator=torch.Generator().manual_seed(outputs))
-    words = taken(Cut("outputs", outputs, ((start, stop),)), "qzeros", packed(numbers, bits))
-    if words is not None:
-        assert torch.equal(unpacked(words, bits)[:, : stop - start], numbers[:, start:stop])
+    held = taken(Cut("outputs", outputs, ((start, stop),)), "qzeros", words(numbers, bits))
+    if held is not None:
+        assert torch.equal(unpacked(held, bits)[:, : stop - start], numbers[:, start:stop])
 
 
 @given(inputs=st.integers(2, 700), group=st.sampled_from([16, 32, 64, 128]), data=st.data())
