@@ -153,7 +153,7 @@ def parts(models: Path) -> list[Part]:
             "every family agrees with transformers",
             correctness,
             (*pytest, "-n", str(cores), "--device", "cuda", "tests/gate", "--ignore", "tests/gate/test_server.py"),
-            300,
+            380,
             "cases",
         ),
     ]
