@@ -26,7 +26,7 @@ from kernels.hopper.compat import sync, view
 from kernels.hopper.epilogue import close_tile
 from kernels.hopper.ring import barriers, cursor, load_weights
 from kernels.hopper.schedule import first_unit, next_slice, next_unit, work_of
-from kernels.linear.quantized_row import rounded_fp8, scale_of
+from kernels.linear.quantized_row import COLUMNS, PIECE, piece_of, scale_of, stage_blocks
 from kernels.linear.quantized_row_stream import WIDTH, RowStreamTile
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.weight import Fp8
@@ -34,8 +34,6 @@ from kernels.workspace import Workspace
 
 # The most inputs.
 MAX_INPUTS = 16384
-# Columns of the matrix instructions' second operand; inputs of a row that a program looks through at once.
-COLUMNS, PIECE = gl.constexpr(8), gl.constexpr(2048)
 
 
 @gluon.jit
@@ -45,18 +43,11 @@ def _normed(x, g, inverse, offset, DTYPE: gl.constexpr):
 
 
 @gluon.jit
-def _piece(ptr, number: gl.constexpr, K, WHOLE: gl.constexpr):
-    """PIECE of K numbers at ptr, zero behind the last."""
-    k = number * PIECE + gl.arange(0, PIECE, WHOLE)
-    return gl.load(ptr + k, mask=k < K, other=0.0)
-
-
-@gluon.jit
 def _inverse_root(x_ptr, K, eps, PIECES: gl.constexpr, WHOLE: gl.constexpr):
     """What a row is multiplied by to have a root mean square of one."""
     squares = gl.zeros([PIECE], gl.float32, WHOLE)
     for some in gl.static_range(PIECES):
-        wide = _piece(x_ptr, some, K, WHOLE).to(gl.float32)
+        wide = piece_of(x_ptr, some, K, WHOLE).to(gl.float32)
         squares += wide * wide
     return gl.rsqrt(gl.sum(squares, axis=0) / K + eps)
 
@@ -99,9 +90,7 @@ def fp8_row_stream_kernel(
     whole: gl.constexpr = gl.BlockedLayout([8], [32], [WARPS], [0])
     single: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     rows_of_8: gl.constexpr = gl.NVMMASharedLayout.get_default_for([8, 128], gl.float8e4nv)
-    rows_of_all: gl.constexpr = gl.NVMMASharedLayout.get_default_for([HELD, 128], gl.float8e4nv)
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    matrix: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
 
     program = gl.program_id(0)
     programs = gl.num_programs(0)
@@ -141,11 +130,7 @@ def fp8_row_stream_kernel(
     if NORM:
         f = _normed(x, g, _inverse_root(x_ptr, K, eps, PIECES, whole), offset, DTYPE)
     own = scale_of(gl.max(gl.abs(f), axis=1), POWER)
-    by = gl.expand_dims(own, 1)
-    view(x_boxes, gl.float8e4nv, [HELD, 128], rows_of_all).store(rounded_fp8(f, by, gl.div_rn(by * 0.0 + 1.0, by)))
-    column = gl.arange(0, COLUMNS, gl.SliceLayout(0, coming))
-    by_column = gl.where((place % COLUMNS)[:, None] == column[None, :], by, 0.0)
-    view(x_scales, gl.float32, [HELD, COLUMNS], matrix).store(by_column)
+    stage_blocks(f, own, x_boxes, x_scales)
     fence_async_shared()
     sync()
 

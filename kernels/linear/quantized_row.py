@@ -7,11 +7,14 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from kernels.hopper.compat import view
 from kernels.linear.quantized_operand import halves_of, times
 from kernels.weight.inputs import FP8_MAX
 from kernels.weight.inputs import SMALLEST as LEAST
 
 END, SMALLEST = gl.constexpr(FP8_MAX), gl.constexpr(LEAST)
+# Columns of the matrix instructions' second operand; inputs of a row that a program looks through at once.
+COLUMNS, PIECE = gl.constexpr(8), gl.constexpr(2048)
 
 
 @gluon.jit
@@ -89,3 +92,26 @@ def stage_quantized_row(
     numbers = gl.join(rounded_fp8(low, scale, inverse), rounded_fp8(high, scale, inverse))
     row.store(gl.reshape(numbers, (2 * WORDS,)))
     return 1.0 if GROUPED else scale
+
+
+@gluon.jit
+def piece_of(ptr, number: gl.constexpr, K, WHOLE: gl.constexpr):
+    """PIECE of K numbers at ptr, zero behind the last."""
+    k = number * PIECE + gl.arange(0, PIECE, WHOLE)
+    return gl.load(ptr + k, mask=k < K, other=0.0)
+
+
+@gluon.jit
+def stage_blocks(f, scale, boxes, scales):
+    """Stores blocks [H, 128] of a row as 8-bit floats into boxes [H // 8, 8, 128], whose blocks are columns of an
+    operand, and into scales [H, 8] each block's, in its column; zeros in the others."""
+    H: gl.constexpr = f.shape[0]
+    COMING: gl.constexpr = f.type.layout
+    rows: gl.constexpr = gl.NVMMASharedLayout.get_default_for([H, 128], gl.float8e4nv)
+    matrix: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    by = gl.expand_dims(scale, 1)
+    view(boxes, gl.float8e4nv, [H, 128], rows).store(rounded_fp8(f, by, gl.div_rn(by * 0.0 + 1.0, by)))
+    place = gl.arange(0, H, gl.SliceLayout(1, COMING))
+    column = gl.arange(0, COLUMNS, gl.SliceLayout(0, COMING))
+    by_column = gl.where((place % COLUMNS)[:, None] == column[None, :], by, 0.0)
+    view(scales, gl.float32, [H, COLUMNS], matrix).store(by_column)

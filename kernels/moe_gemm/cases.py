@@ -11,6 +11,7 @@ import torch
 from kernels.linear.cases import QUANTIZED, fp4, packed_int
 from kernels.linear.gguf_cases import gguf_weight
 from kernels.linear.share_cases import spread
+from kernels.moe_gemm.few_fp8_cases import few_fp8_cases
 from kernels.registry import Case
 from kernels.routing import ExpertBiases
 from kernels.testing import TOLERANCES, randn
@@ -196,7 +197,8 @@ def w8a8_case(
         shape = (len(wide), -(-wide.shape[1] // high), -(-k // width))
         scale = torch.rand(shape, generator=g, device=g.device).to(wide.device) * k**-0.5 / 64 + 1e-5
         data = (wide * 64 * k**0.5).clamp(-448, 448).to(torch.float8_e4m3fn)
-        return Fp8(data, scale, (high, width), inputs)
+        static = None if inputs.scale is None else inputs.scale.to(wide.device)
+        return Fp8(data, scale, (high, width), replace(inputs, scale=static))
 
     def make(device: torch.device, g: torch.Generator) -> dict[str, Any]:
         given = plain.make(device, g)
@@ -450,6 +452,7 @@ def cases() -> list[Case]:
         ),
         *(case(f"{t} tokens, 9 of 385 experts of 2048", bf16, t, 7168, 2048, 385, 9, **lite) for t in (1, 64)),
         *w8a8_cases(),
+        *few_fp8_cases(w8a8_case),
         *packed_cases(),
         *fp4_cases(),
         *gguf_cases(),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from kernels.moe_gemm.alone_cut import ALONE_PAIRS
 from kernels.moe_gemm.dense import takes_tiles
 from kernels.moe_gemm.dispatch import many_pairs
+from kernels.moe_gemm.fp8_alone import alone_fits
 from kernels.moe_gemm.grouped_fp8 import grouped_fp8_fits
 from kernels.moe_gemm.operands import Operands
 from kernels.moe_gemm.quantized_dispatch import DISPATCH, GROUPED_FP8, QuantizedProblem, few_pairs, fills_experts
@@ -43,6 +45,7 @@ def moe_gemm(
         return torch.empty_like(x)
     kind, pairs, count, table = KINDS[type(gate_up)], experts.numel(), gate_up.data.shape[0], workspace.table
     ring = not deterministic and few_pairs(kind, pairs, count, table) and ring_fits(x, gate_up, down)
+    alone = not deterministic and pairs <= ALONE_PAIRS and alone_fits(x, gate_up, down)
     packed = kind in PACKED
     written = packed and not deterministic and fills_experts(pairs, count, table) and writes_out(gate_up, down)
     if not packed and not (tiled(gate_up) and tiled(down)):
@@ -55,7 +58,7 @@ def moe_gemm(
         and many_pairs(pairs, count, table, GROUPED_FP8)
         and grouped_fp8_fits(x, gate_up, down, workspace.fast_sums)
     )
-    problem = QuantizedProblem(kind, pairs, count, x.dtype, deterministic, ring, written, table, groups)
+    problem = QuantizedProblem(kind, pairs, count, x.dtype, deterministic, ring, written, table, groups, alone)
     choice = DISPATCH.choose(problem)
     operands = Operands(workspace, x, gate_up, down, weights, experts, residual, activation, limit, num_shared, biases)
     y: torch.Tensor = choice.launch(operands, choice.config)

@@ -1,9 +1,10 @@
 """Which kernels compute the feed-forward parts of quantized experts, decided once a shape. Thresholds and tiles were
 measured on an H200 by `perf.tune.quantized`.
 
-Few pairs an expert take a Gluon kernel on Hopper that streams the weights as they are stored. Many pairs take another
-one with 8-bit floats; 4-bit numbers are written out for the dense kernels. What is between, or has no such
-kernel, takes tiles that read the weights packed.
+Few pairs take a Gluon kernel on Hopper that streams the weights as they are stored: one for 8-bit floats, which
+quantizes its inputs itself, and one for 4-bit numbers, which takes few pairs an expert too. Many pairs take another one
+with 8-bit floats; 4-bit numbers are written out for the dense kernels. What is between, or has no such kernel, takes
+tiles that read the weights packed.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ import torch
 
 from kernels.dispatch import Dispatch, Variant
 from kernels.linear.packed_rows import WIDTH
+from kernels.moe_gemm.alone_cut import ALONE_PAIRS
 from kernels.moe_gemm.dispatch import TilesCut, many_pairs
+from kernels.moe_gemm.fp8_alone import MAX_INPUTS, fp8_alone_moe
 from kernels.moe_gemm.grouped_fp8 import PAIRS, GroupedFp8Tile, grouped_fp8_moe
 from kernels.moe_gemm.operands import Operands
 from kernels.moe_gemm.order import placed
 from kernels.moe_gemm.packed import packed_moe
-from kernels.moe_gemm.quantized_ring import ALONE_PAIRS, quantized_ring_moe
+from kernels.moe_gemm.quantized_ring import quantized_ring_moe
 from kernels.moe_gemm.tiles import PairTile
 from kernels.moe_gemm.w8a8 import w8a8_moe
 from kernels.moe_gemm.written_out import written_out_moe
@@ -36,9 +39,9 @@ class QuantizedProblem(NamedTuple):
     """What the choice of kernels depends on.
 
     kind: "fp4", "packed" (integers), "fp8" or "int8". pairs of token and expert; experts whose matrices are here.
-    ring: the copy engine reads both tables in whole boxes, and numbers and scales are such as the ring kernel has, on a
-    GPU of its kind. writes_out: inputs stay as they are, in the weight's order. table: of tuned numbers. groups:
-    `grouped_fp8` takes both tables, with an activation that it has and no biases.
+    ring, alone: the copy engine reads both tables in whole boxes, and numbers and scales are such as the kernel of that
+    name has, on a GPU of its kind. writes_out: inputs stay as they are, in the weight's order. table: of tuned numbers.
+    groups: `grouped_fp8` takes both tables, with an activation that it has and no biases.
     """
 
     kind: str
@@ -50,6 +53,7 @@ class QuantizedProblem(NamedTuple):
     writes_out: bool
     table: str = DEFAULT
     groups: bool = False
+    alone: bool = False
 
 
 def pair_tiles(pairs: int, num_experts: int, dtype: torch.dtype) -> TilesCut:
@@ -58,14 +62,26 @@ def pair_tiles(pairs: int, num_experts: int, dtype: torch.dtype) -> TilesCut:
 
 
 def few_pairs(kind: str, pairs: int, experts: int, table: str) -> bool:
-    """Whether products of so many pairs gain by the ring kernel. Tiles of more pairs are faster beyond; of 8-bit floats
-    they always are."""
+    """Whether products of so many pairs gain by the ring kernel. Tiles of more pairs are faster beyond."""
     return bool(pairs <= max(ALONE_PAIRS, numbers(table, "moe_gemm")["ring_pairs"].get(kind, 0) * experts))
 
 
 def fills_experts(pairs: int, experts: int, table: str) -> bool:
     """Whether writing out is faster for so many pairs than tiles that read the weight packed."""
     return bool(pairs >= numbers(table, "moe_gemm")["written_pairs"] * experts)
+
+
+def _not_alone(problem: QuantizedProblem) -> str | None:
+    if problem.deterministic:
+        return "its tiles depend on the number of pairs"
+    if problem.pairs > ALONE_PAIRS:
+        return f"for up to {ALONE_PAIRS} pairs"
+    if not problem.alone:
+        return (
+            f"needs Hopper, bfloat16, up to {MAX_INPUTS} channels in whole boxes of 64, and 8-bit floats on both "
+            "sides with scales of 128 inputs or all"
+        )
+    return None
 
 
 def _not_ring(problem: QuantizedProblem) -> str | None:
@@ -75,7 +91,7 @@ def _not_ring(problem: QuantizedProblem) -> str | None:
         each = numbers(problem.table, "moe_gemm")["ring_pairs"].get(problem.kind, 0)
         return f"for up to {ALONE_PAIRS} pairs" + (f", or {each} an expert" if each else "")
     if not problem.ring:
-        return "needs Hopper, bfloat16, channels in whole boxes of 64, and 4-bit numbers or quantized 8-bit floats"
+        return "needs Hopper, bfloat16, channels in whole boxes of 64, and 4-bit numbers"
     return None
 
 
@@ -103,6 +119,11 @@ def _tiles_cut(problem: QuantizedProblem) -> TilesCut:
     # One cut whatever pairs there are gives each of them the same bits.
     pairs = 0 if problem.deterministic else problem.pairs
     return pair_tiles(pairs, problem.experts, problem.dtype)
+
+
+def _alone(operands: Operands, _: Any = None) -> torch.Tensor:
+    workspace, x, gate_up, down, weights, experts, residual, activation, limit, _, biases = operands
+    return fp8_alone_moe(workspace, x, gate_up, down, weights, experts, residual, activation, limit, biases)
 
 
 def _ring(operands: Operands, _: Any = None) -> torch.Tensor:
@@ -137,6 +158,13 @@ def _w8a8_tiles(operands: Operands, cut: TilesCut) -> torch.Tensor:
 
 DISPATCH: Dispatch[QuantizedProblem] = Dispatch(
     [
+        Variant(
+            "alone",
+            _not_alone,
+            lambda problem: None,
+            _alone,
+            "docs/experiments/2026-11-29-few-pairs-of-fp8-experts.md",
+        ),
         Variant(
             "ring",
             _not_ring,

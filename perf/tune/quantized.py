@@ -33,10 +33,12 @@ from kernels.linear.stream import StreamTile
 from kernels.linear.unpack import unpacked
 from kernels.moe_gemm import dense as dense_moe
 from kernels.moe_gemm import packed, w8a8
+from kernels.moe_gemm.alone_cut import ALONE_PAIRS, AloneCut
+from kernels.moe_gemm.fp8_alone import fp8_alone_moe
 from kernels.moe_gemm.grouped_fp8 import PAIRS, GroupedFp8Tile, grouped_fp8_moe
 from kernels.moe_gemm.order import placed
 from kernels.moe_gemm.quantized_dispatch import pair_tiles
-from kernels.moe_gemm.quantized_ring import ALONE_PAIRS, RingTile, quantized_ring_moe
+from kernels.moe_gemm.quantized_ring import RingTile, quantized_ring_moe
 from kernels.moe_gemm.tiles import PairTile
 from kernels.routing import ExpertBiases
 from kernels.testing import seeded, workspace
@@ -83,6 +85,7 @@ class Variant:
     down: PairTile
     varied: str
     ring: RingTile | None = None
+    alone: tuple[AloneCut, AloneCut] | None = None
 
 
 # Of a few pairs a tile: outputs, inputs, stages, warps.
@@ -94,6 +97,8 @@ FEW = (
 # Tiles of the ring kernel: pairs, rows of a matrix, stages.
 RINGS = (*itertools.product((8, 16), (64, 128), (2, 3, 4, 6)), *itertools.product((32,), (64, 128), (2, 3)))
 RING_TOKENS = 512
+# Of a few pairs of 8-bit floats: programs that share a tile, stages.
+ALONE = tuple(AloneCut(splits, stages) for splits, stages in itertools.product((1, 2, 4), (2, 3, 4, 6)))
 
 
 def weight(kind: str, shape: tuple[int, ...]) -> Expert:
@@ -110,13 +115,17 @@ def weight(kind: str, shape: tuple[int, ...]) -> Expert:
 def variants(shape: Shape, tokens: int, cuts: Collection[str]) -> Iterator[Variant]:
     rows, up, down = pair_tiles(tokens * shape.k, shape.experts, torch.bfloat16)
     yield Variant(rows, up, down, "base")
-    if tokens <= RING_TOKENS:
+    if tokens <= RING_TOKENS and shape.kind != "fp8":
         yield Variant(0, up, down, "ring")
+    if tokens * shape.k <= ALONE_PAIRS and shape.kind == "fp8":
+        yield Variant(0, up, down, "alone")
+        if "rings" in cuts:
+            yield from (Variant(0, up, down, "alone", alone=made) for made in itertools.product(ALONE, ALONE))
     if tokens > 32 and shape.kind != "fp8":
         yield Variant(0, up, down, "written out")
     if shape.kind == "fp8":
         yield Variant(0, up, down, "grouped")
-    if "rings" in cuts and tokens <= RING_TOKENS:
+    if "rings" in cuts and tokens <= RING_TOKENS and shape.kind != "fp8":
         yield from (Variant(0, up, down, "ring", tile) for tile in ring_tiles(shape, tokens))
     if "tiles" not in cuts:
         return
@@ -137,9 +146,9 @@ def variants(shape: Shape, tokens: int, cuts: Collection[str]) -> Iterator[Varia
 
 
 def ring_tiles(shape: Shape, tokens: int) -> Iterator[RingTile]:
-    """Those that such a load may take: pairs alone have the fewest columns, 8-bit floats tiles of 64 rows."""
+    """Those that such a load may take: pairs alone have the fewest columns."""
     for pairs, rows, stages in RINGS:
-        if (rows == 128 and shape.kind == "fp8") or (pairs > 8 and tokens * shape.k <= ALONE_PAIRS):
+        if pairs > 8 and tokens * shape.k <= ALONE_PAIRS:
             continue
         yield RingTile(pairs, rows, stages)
 
@@ -164,7 +173,15 @@ def experts_call(
         return dense_moe.moe_gemm(workspace(), x, up, out, weights, chosen, x, activation, biases=biases)
 
     def call(variant: Variant) -> torch.Tensor:
+        if variant.varied == "alone":
+            assert isinstance(gate_up, Fp8)
+            assert isinstance(down, Fp8)
+            return fp8_alone_moe(
+                workspace(), x, gate_up, down, weights, chosen, x, activation, None, biases, variant.alone
+            )
         if variant.varied == "ring":
+            assert not isinstance(gate_up, Fp8)
+            assert not isinstance(down, Fp8)
             return quantized_ring_moe(
                 workspace(), x, gate_up, down, weights, chosen, x, activation, None, biases, variant.ring
             )
@@ -233,6 +250,7 @@ def time_experts(name: str, tokens: int, layers: int, cuts: Collection[str], amo
                 "error": round(error, 5), "varied": variant.varied, "rows": variant.rows,
                 "tile": [tile.outputs, tile.inputs, tile.stages, tile.warps],
                 "ring": None if variant.ring is None else [variant.ring.pairs, variant.ring.rows, variant.ring.stages],
+                "alone": [[cut.splits, cut.stages] for cut in variant.alone or ()],
             }
         )  # fmt: skip
     return found
@@ -343,10 +361,10 @@ def main() -> None:
     for name, tokens in work:
         found = time_experts(name, tokens, args.layers, args.cuts, args.among)
         every += found
-        for varied in ("base", "ring", "grouped", "written out", "both", "up", "down"):
+        for varied in ("base", "ring", "alone", "grouped", "written out", "both", "up", "down"):
             best = sorted((f for f in found if f["varied"] == varied), key=lambda f: f["us"])[: args.shown]
             for f in best:
-                cut = f["ring"] or f["tile"]
+                cut = f["ring"] or f["alone"] or f["tile"]
                 print(f"{name} {tokens:5} {varied:5} {f['us']:8} us, error {f['error']}, rows {f['rows']} {cut}")
         torch.cuda.empty_cache()
     for name, rows in itertools.product(args.dense, args.rows):

@@ -45,6 +45,7 @@ def said(arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
         ("moe_gemm 8x2880x2880x32x4 --weight fp4 --activation swiglu_oai", "ring"),
         ("moe_gemm 4096x2048x1024x16x2 --weight int4", "written_out"),
         (f"{EXPERTS} --weight fp8", "w8a8_tiles"),
+        ("moe_gemm 4x2048x768x128x8 --weight fp8", "alone"),
         (f"{EXPERTS} --weight q8_0", "tiles"),
         ("moe 64x2048x768x128x8", "rings"),
         ("moe 1x2048x768x128x8", "rows"),

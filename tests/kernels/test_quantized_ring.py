@@ -1,5 +1,5 @@
-"""Products of a decode step's pairs with quantized experts on Hopper: every kind of weight compiles where there is no
-GPU to run it, and unpacks without shared memory between threads.
+"""Products of a decode step's pairs with experts of packed numbers on Hopper: every kind of weight compiles where there
+is no GPU to run it, and unpacks without shared memory between threads.
 
 Results are held by the cases of `moe_gemm` on a GPU (tests/kernels/test_ops.py): Gluon has no interpreter.
 """
@@ -13,16 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.runner.warmup import warmup_steps
-from kernels.moe_gemm.quantized_ring import ALONE_PAIRS, RingTile, alone_cut, ring_tile
+from kernels.moe_gemm.alone_cut import ALONE_PAIRS, AloneCut, packed_cut
+from kernels.moe_gemm.quantized_ring import RingTile, ring_tile
 from tests.compiled import SHARED_BYTES, run
 
 COMPILE = """
 import torch
-from kernels.moe_gemm.cases import fp4_case, packed_case, w8a8_case
+from kernels.moe_gemm.cases import fp4_case, packed_case
 from kernels.moe_gemm.quantized_ring import RingTile, quantized_ring_moe
 from kernels.testing import seeded
-from kernels.weight import Fp8
-from kernels.weight.inputs import Inputs
 from tests.compiled import launching
 
 cpu, bf16 = torch.device("cpu"), torch.bfloat16
@@ -37,24 +36,20 @@ with launching() as (workspace, kernels):
             fp4_case("", bf16, t, *sizes, 16, True),
             packed_case("", bf16, t, *sizes, zeros=True),
             packed_case("", bf16, t, *sizes, group=128),
-            w8a8_case("", bf16, t, *sizes, Inputs("fp8", 128), (128, 128)),
-            w8a8_case("", bf16, t, *sizes, Inputs("fp8")),
         ):
             given = {"activation": "silu", "limit": None, "biases": None, **case.make(cpu, generator)}
-            if tile[1] == 128 and isinstance(given["gate_up"], Fp8):
-                continue
             quantized_ring_moe(workspace, *(given[name] for name in names), RingTile(*tile))
 kernels = [kernel for kernel in kernels if kernel.metadata.name == "quantized_list_kernel"]
 texts = [kernel.asm["ptx"] for kernel in kernels]
 print(len(texts), sum("mma.sync.aligned.m16n8k16.row.col.f32.bf16" in text for text in texts))
-print(sum("k32.f32.e4m3.e4m3" in text for text in texts), max(kernel.metadata.shared for kernel in kernels))
+print(max(kernel.metadata.shared for kernel in kernels))
 """
 
 
 @pytest.mark.slow
-def test_packed_experts_are_multiplied_from_registers_and_8_bit_floats_as_they_are(tmp_path: Path) -> None:
-    launches, registers, floats, shared = run(COMPILE, tmp_path).split()
-    assert (launches, registers, floats) == ("40", "32", "8")
+def test_packed_experts_are_multiplied_from_registers(tmp_path: Path) -> None:
+    launches, registers, shared = run(COMPILE, tmp_path).split()
+    assert (launches, registers) == ("32", "32")
     assert int(shared) * 2 <= SHARED_BYTES, "two programs share a multiprocessor"
 
 
@@ -70,8 +65,7 @@ def test_packed_experts_are_multiplied_from_registers_and_8_bit_floats_as_they_a
     ],
 )
 def test_a_tile_has_as_many_pairs_as_an_expert_is_likely_to_have(pairs: int, experts: int, tile: RingTile) -> None:
-    assert ring_tile(pairs, experts, packed=True) == tile
-    assert ring_tile(pairs, experts, packed=False).rows == 64, "8-bit floats have tiles of 64 rows"
+    assert ring_tile(pairs, experts) == tile
 
 
 @pytest.mark.parametrize(
@@ -88,7 +82,7 @@ def test_a_tile_has_as_many_pairs_as_an_expert_is_likely_to_have(pairs: int, exp
     ],
 )
 def test_tiles_of_a_pair_fill_the_gpu_once(columns: int, k: int, units: int, splits: int, stages: int) -> None:
-    assert alone_cut(columns, 1, k, units, multiprocessors=132) == (splits, stages)
+    assert packed_cut(columns, 1, k, units, multiprocessors=132) == AloneCut(splits, stages)
 
 
 @given(
@@ -100,8 +94,8 @@ def test_tiles_of_a_pair_fill_the_gpu_once(columns: int, k: int, units: int, spl
 def test_any_number_of_tokens_has_a_cut_of_a_warmup_step(columns: int, k: int, units: int, data: st.DataObject) -> None:
     tokens = data.draw(st.integers(1, max(1, ALONE_PAIRS // k)))
     met = {
-        alone_cut(columns, step.tokens, k, units, 132)
+        packed_cut(columns, step.tokens, k, units, 132)
         for step in warmup_steps(256, 8192, 8192)
         if step.tokens * k <= ALONE_PAIRS or step.tokens == 1
     }
-    assert alone_cut(columns, tokens, k, units, 132) in met
+    assert packed_cut(columns, tokens, k, units, 132) in met

@@ -163,8 +163,8 @@ def test_experts_of_any_number_of_tokens_have_a_kernel_of_a_warmup_step(experts:
     def kernels(tokens: int) -> Iterator[tuple[str, Any]]:
         pairs = tokens * each
         for kind in ("fp4", "packed", "fp8", "int8"):
-            problem = QuantizedProblem(kind, pairs, experts, torch.bfloat16, False, True, True, "h200", True)
-            for asked in (problem, problem._replace(ring=False, groups=False)):
+            problem = QuantizedProblem(kind, pairs, experts, torch.bfloat16, False, True, True, "h200", True, True)
+            for asked in (problem, problem._replace(ring=False, groups=False, alone=False)):
                 choice = QUANTIZED_EXPERTS.choose(asked)
                 yield choice.name, choice.config
         for groups in (True, False):
