@@ -10,7 +10,7 @@ from engine.layers.rope import rope_table
 from engine.models.config import ModelConfig, RopeConfig
 from engine.parallel.communicator import ALONE, Communicator
 from engine.parallel.vocabulary import Vocabulary
-from engine.quant.weight import Weight
+from engine.quant.weight import Kinds, Weight
 from kernels.cache_scales import UNSCALED, CacheScales
 from kernels.select import Ops
 
@@ -71,10 +71,10 @@ class BuildContext:
         tensor = torch.empty(shape, dtype=dtype or self.dtype, device="meta")
         return torch.nn.Parameter(tensor, requires_grad=False)
 
-    def weight(self, *shape: int, dense_only: bool = False) -> Weight:
-        """A projection's weight [.., N, K], in the format that the checkpoint has it in. dense_only: what reads it
-        takes dense numbers alone."""
-        return Weight(shape, self.dtype, dense_only)
+    def weight(self, *shape: int, kinds: Kinds = "any") -> Weight:
+        """A projection's weight [.., N, K], in the format that the checkpoint has it in, if `kinds` has it, and else
+        dense."""
+        return Weight(shape, self.dtype, kinds)
 
     def rope(self, config: RopeConfig | None, head_dim: int) -> torch.Tensor:
         """The cos and sin table [max_model_len, rotary_dim], shared by layers of equal config."""

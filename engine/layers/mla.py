@@ -38,7 +38,7 @@ class LatentAttention(nn.Module):
         self.q_norm = None if config.q_rank is None else RmsNorm(config.q_rank, build, eps=config.latent_eps)
         self.q_up = None if config.q_rank is None else Linear(config.q_rank, wide, build)
         self.kv_norm = build.empty(config.kv_rank)
-        self.kv_up = build.weight(heads, config.nope_dim + config.value_dim, config.kv_rank, dense_only=True)
+        self.kv_up = build.weight(heads, config.nope_dim + config.value_dim, config.kv_rank, kinds="dense")
         self.out = Linear(heads * config.value_dim, hidden, build, config.bias, partial=True)
         self._rope = build.rope(config.rope, config.rope_dim)
         self._ops = build.ops

@@ -18,6 +18,7 @@ from engine.parallel.context import SharedContext
 from engine.runner.batch import DeviceBatch, OwnTokens
 from kernels.batch import AttentionBatch
 from kernels.sizes import cdiv
+from kernels.weight import Dense
 
 # Queries an entry from which latents are put together, more than an entry with drafts has, and the most bytes that they
 # may take.
@@ -49,7 +50,7 @@ class SharedLatentAttention(LatentAttention):
         made = []
         if num_sent:
             o = self._over_own_tokens(absorbed[:num_sent], batch, own, cache)
-            values = self._ops.group_linear(o.flatten(1), kv_up[:, self.config.nope_dim :])
+            values = self._ops.group_linear(o.flatten(1), Dense(kv_up[:, self.config.nope_dim :]))
             made.append(values.unflatten(1, (q.shape[1], -1)))
         if gathers:
             entries, keys, table = self._gathered(batch, own, cache)

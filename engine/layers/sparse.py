@@ -82,7 +82,7 @@ class SparseAttention(nn.Module):
         self.kv_norm = build.empty(d)
         self.sinks = build.empty(heads, dtype=torch.float32)
         groups = config.out_groups
-        self.out_down = build.weight(groups, config.out_rank, heads * d // groups, dense_only=True)
+        self.out_down = build.weight(groups, config.out_rank, heads * d // groups, kinds="dense or fp8")
         self.out = Linear(config.out_groups * config.out_rank, hidden, build, partial=True)
         self._rope = build.rope(config.rope, config.rope.rotary_dim)
         self._eps = build.config.norm.eps
@@ -148,8 +148,7 @@ class SparseAttention(nn.Module):
             deterministic=self._deterministic,
         )
         o = select_last(o.flatten(1), step.last_tokens)
-        down = self.out_down.value.dense(self.out_down.dtype)
-        o = self._ops.group_linear(o, down, deterministic=self._deterministic)
+        o = self._ops.group_linear(o, self.out_down.value, deterministic=self._deterministic)
         return self.out.forward_with_next_norm(o, step.residual, step.next_norm)
 
     def _choose(self, q: torch.Tensor, weights: torch.Tensor, batch: DeviceBatch, keys: LatentCache) -> torch.Tensor:

@@ -27,6 +27,8 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 # What speaks tokens keeps its numbers.
 OUTER = ("embed.weight", "head.weight")
 MAX_STEPS = 50_000_000  # to look all modules up in what the config says of them: some seconds
+# Outputs and inputs of a block that share a scale of 8-bit floats, where a weight's reader takes no others.
+SQUARE = (128, 128)
 # scheme → the module of its format
 KINDS: dict[type, Kind] = {
     Fp4Scheme: fp4,
@@ -64,7 +66,7 @@ def plan(
             made.append(rule)
             continue
         filled = _filled(weight, rule, entries, method, activations)
-        plain = isinstance(weight.held, Dense) and not weight.dense_only
+        plain = isinstance(weight.held, Dense) and weight.kinds == "any"
         if quantize is not None and plain and rule.target not in unrounded:
             weight.hold(rounded.make(quantize, len(rule.sources), weight.shape, activations == "16bit"))
             filled = weight.held.rules(rule, weight.shape)
@@ -173,7 +175,7 @@ def _filled(
         schemes = [GgufScheme() if other is None else other for other in schemes]
     scheme = schemes[0]
     about = [_alike(own, module, entries) for own, module in zip(schemes, modules, strict=True)]
-    runs = () if weight.dense_only else _runs(rule, weight.shape, about)
+    runs = _runs(rule, weight.shape, about) if weight.kinds == "any" else ()
     if len(runs) > 1:
         held = _parts(rule, weight.shape, schemes, runs, entries, activations)
         weight.hold(held)
@@ -197,11 +199,17 @@ def _filled(
     if scheme is None:
         return weight.held.rules(rule, weight.shape)
     kind = KINDS[type(scheme)]
-    if weight.dense_only and entries is not None:
-        return [kind.dequantized(scheme, modules, rule, entries)]
-    if not weight.dense_only:
+    if weight.kinds == "any":
         weight.hold(kind.make(scheme, modules, rule, weight.shape, entries, activations == "16bit"))
-    return weight.held.rules(rule, weight.shape)
+        return weight.held.rules(rule, weight.shape)
+    if weight.kinds == "dense or fp8" and isinstance(scheme, Fp8Scheme):
+        blocks = fp8.make(scheme, modules, rule, weight.shape, entries, exact_inputs=True)
+        if blocks.block == SQUARE:
+            weight.hold(blocks)
+            return weight.held.rules(rule, weight.shape)
+    if entries is None:
+        return weight.held.rules(rule, weight.shape)
+    return [kind.dequantized(scheme, modules, rule, entries)]
 
 
 def _alike(scheme: Scheme | None, module: str, entries: Mapping[str, Entry] | None) -> Hashable:

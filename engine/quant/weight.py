@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -15,19 +15,23 @@ from engine.weights.checkpoint import WeightsError
 from engine.weights.rules import Shape
 from kernels.weight import Weight as Value
 
+# What a weight's reader takes: any kind of it, dense numbers alone, or these and 8-bit floats with scales for 128 by
+# 128, beside inputs that nothing rounds.
+Kinds = Literal["any", "dense", "dense or fp8"]
+
 
 class Weight(nn.Module):
     """A matrix [N, K], or a table of matrices [E, N, K], without memory until the decoder is materialized.
 
-    It is made dense; `hold` gives it another format before that. dense_only: what reads it takes dense numbers alone,
-    so that a quantized source is dequantized while it is loaded.
+    It is made dense; `hold` gives it another format before that. kinds: what its reader takes; a source of
+    another kind is dequantized while it is loaded.
     """
 
-    def __init__(self, shape: Shape, dtype: torch.dtype, dense_only: bool = False) -> None:
+    def __init__(self, shape: Shape, dtype: torch.dtype, kinds: Kinds = "any") -> None:
         super().__init__()
         self.shape = shape
         self.dtype = dtype
-        self.dense_only = dense_only
+        self.kinds = kinds
         self._value: Value | None = None
         self.hold(Dense())
 

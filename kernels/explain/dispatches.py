@@ -6,6 +6,7 @@ from typing import Any
 
 from kernels.dispatch import Dispatch
 from kernels.gated_mlp import dispatch as gated_mlp
+from kernels.group_linear import dispatch as group_linear
 from kernels.latent_attention import dispatch as latent_attention
 from kernels.linear import dispatch as dense_linear
 from kernels.linear import fp8_dispatch as fp8_linear
@@ -31,6 +32,7 @@ DISPATCHES: dict[str, Dispatch[Any]] = {
     "linear, 8-bit floats and integers": fp8_linear.DISPATCH,
     "linear, blocks of GGUF files": gguf_linear.DISPATCH,
     "linear, dense weight": dense_linear.DISPATCH,
+    "group_linear": group_linear.DISPATCH,
     "rope_attention": rope_attention.DISPATCH,
     "paged_attention, longer sequences": paged_attention.LONGER,
     "paged_attention, sequences of one query": paged_attention.SINGLES,

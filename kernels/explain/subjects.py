@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from kernels.gated_mlp.cases import case as gated_mlp_case
+from kernels.group_linear.cases import case as group_case
 from kernels.latent_attention.cases import case as latent_case
 from kernels.linear import cases as linear
 from kernels.linear_norm.cases import case as linear_norm_case
@@ -79,6 +80,7 @@ def _linear_norm(numbers: Numbers, args: argparse.Namespace) -> Case:
 
 def _gated_mlp_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--weight", choices=("dense", "fp8"), default="dense")
+    parser.add_argument("--limit", type=float, help="clips gate and up before the activation")
     for name in ("norm", "bias", "residual"):
         parser.add_argument(f"--{name}", action="store_true")
 
@@ -86,8 +88,17 @@ def _gated_mlp_options(parser: argparse.ArgumentParser) -> None:
 def _gated_mlp(numbers: Numbers, args: argparse.Namespace) -> Case:
     rows, hidden, inner = numbers
     fp8 = (_SQUARE, _GROUP) if args.weight == "fp8" else None
-    fused = {name: getattr(args, name) for name in ("norm", "bias", "residual")}
+    fused: dict[str, Any] = {name: getattr(args, name) for name in ("norm", "bias", "residual", "limit")}
     return gated_mlp_case("", DTYPES[args.dtype], rows, hidden, inner, fp8=fp8, **fused)
+
+
+def _group_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--weight", choices=("dense", "fp8"), default="dense")
+
+
+def _group_linear(numbers: Numbers, args: argparse.Namespace) -> Case:
+    rows, groups, outputs, inputs = numbers
+    return group_case("", DTYPES[args.dtype], rows, groups, inputs, outputs, fp8=args.weight == "fp8")
 
 
 def _experts_options(parser: argparse.ArgumentParser) -> None:
@@ -193,6 +204,7 @@ SUBJECTS = {
     "linear": Subject(("ROWS", "OUTPUTS", "INPUTS"), _linear, _linear_options),
     "linear_norm": Subject(("ROWS", "OUTPUTS", "INPUTS"), _linear_norm, _linear_norm_options, deterministic=False),
     "gated_mlp": Subject(("ROWS", "HIDDEN", "INNER"), _gated_mlp, _gated_mlp_options),
+    "group_linear": Subject(("ROWS", "GROUPS", "OUTPUTS", "INPUTS"), _group_linear, _group_options),
     "moe_gemm": Subject(_EXPERTS, _moe_gemm, _experts_options),
     "moe": Subject(_EXPERTS, _moe, _moe_options),
     "paged_attention": Subject(_HEADS, _attention(paged_case), _attention_options),

@@ -63,8 +63,10 @@ def case(
 
 
 def cases() -> list[Case]:
-    f32, bf16, square = torch.float32, torch.bfloat16, (128, 128)
+    f32, bf16, f16, square = torch.float32, torch.bfloat16, torch.float16, (128, 128)
     groups, rows, static = Inputs("fp8", 128), Inputs("fp8"), Inputs("fp8", scale=torch.tensor(0.01))
+    powers = Inputs("fp8", 128, True)
+    gelu: dict[str, Any] = {"activation": "gelu_tanh", "residual": True}
     made = [
         case("odd sizes", f32, 5, 60, 36, bias=True, norm=True, residual=True),
         case("a limit", f32, 3, 64, 48, limit=0.5),
@@ -72,6 +74,23 @@ def cases() -> list[Case]:
         case("batch-invariant", bf16, 7, 64, 48, norm=True, deterministic=True),
         case("fp8 blocks, few rows", bf16, 5, 128, 256, fp8=(square, groups), norm=True, residual=True),
         case("no tokens", bf16, 0, 64, 48),
+        case(
+            "fp8 blocks, one row, a limit", bf16, 1, 1168, 256, fp8=(square, groups), limit=0.25, norm=True, bias=True
+        ),
+        case("fp8 blocks, one row, gelu, a limit", f16, 1, 640, 128, fp8=(square, powers), limit=0.1, **gelu),
+        case(
+            "fp8 blocks, one row, a limit, batch-invariant",
+            bf16,
+            1,
+            384,
+            128,
+            fp8=(square, powers),
+            limit=0.25,
+            deterministic=True,
+        ),
+        case(
+            "T1 fp8 blocks, a limit", bf16, 1, 4096, 2048, fp8=(square, powers), limit=0.25, residual=True, small=False
+        ),
     ]
     for t in (65, 96, 1024, 8192):
         for name, fp8 in (("blocks", (square, groups)), ("rows", (None, rows)), ("a given scale", (None, static))):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.gated_mlp.dispatch import DISPATCH, Operands, Problem
+from kernels.gated_mlp.dispatch import DISPATCH, Operands, Problem, clips_row
 from kernels.linear.fp8_library import in_library
 from kernels.weight import Weight
 from kernels.workspace import Workspace
@@ -27,7 +27,7 @@ def gated_mlp(
 ) -> torch.Tensor:
     """See the reference. Rows of x and residual may be strided."""
     library = in_library(gate_up, x.dtype) and in_library(down, x.dtype)
-    choice = DISPATCH.choose(Problem(len(x), library, deterministic))
+    choice = DISPATCH.choose(Problem(len(x), library, deterministic, clips_row(x, gate_up, limit)))
     beside = (gate_up_bias, down_bias, norm_weight, eps, offset, residual, deterministic)
     y: torch.Tensor = choice.launch(Operands(workspace, x, gate_up, down, activation, limit, *beside), choice.config)
     return y

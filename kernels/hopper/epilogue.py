@@ -112,9 +112,10 @@ def close_tile(
     acc, acc_up, tile, begin, end, slices, units, bias_ptr, residual_ptr, y_ptr, partial_ptr, count_ptr,
     M, N, y_stride, residual_stride,
     SHARED: gl.constexpr, ACT: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr,
+    limit=0.0, LIMITED: gl.constexpr = False,
 ):  # fmt: skip
     """What follows a tile's sums acc [BN, BM] of units begin to end, of `slices` a tile: sharers' parts, bias,
-    activation, residual. acc_up: the up half's sums, with ACT."""
+    activation, residual. acc_up: the up half's sums, with ACT. LIMITED: both are clipped before it."""
     BN: gl.constexpr = acc.shape[0]
     BM: gl.constexpr = acc.shape[1]
     GATED: gl.constexpr = ACT is not None
@@ -145,6 +146,8 @@ def close_tile(
             up = gl.convert_layout(acc_up, flat)
             if BIAS:
                 up += gl.load(bias_ptr + N + n, mask=n < N, other=0.0).to(gl.float32)[:, None]
+            if LIMITED:
+                y, up = limited(y, up, limit)
             y = activate(y, ACT) * up
         if RESIDUAL:
             y += add.to(gl.float32)

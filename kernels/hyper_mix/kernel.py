@@ -88,6 +88,8 @@ def _mix(
     BLOCK_E: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    """Programs (token, 0) give post and comb, (token, i) the i-th part of the mix: its loads and stores and the rounds
+    of divisions behind comb, which take as long, run beside each other."""
     if PDL:
         gdc_launch_dependents()
     t = tl.program_id(0).to(tl.int64)
@@ -95,29 +97,23 @@ def _mix(
     s = tl.arange(0, BLOCK_S)
     small = n < N
     outputs: tl.constexpr = N * (2 + N)
-    base_pre = tl.load(base + n, mask=small, other=0.0)
-    scale_pre = tl.load(scale)
-    j = tl.program_id(1) * BLOCK_E + tl.arange(0, BLOCK_E)
     slices = partials + (s.to(tl.int64) * tokens + t) * (outputs + 1)
     there = s < SLICES
-    if PDL:
-        gdc_wait()
-    unit = tl.rsqrt(tl.sum(tl.load(slices + outputs, mask=there, other=0.0), 0) / (N * hidden) + norm_eps)
-    m_pre = tl.sum(tl.load(slices[:, None] + n[None], mask=there[:, None] & small[None], other=0.0), 0)
-    pre = _sigmoid(m_pre * unit * scale_pre + base_pre) + eps
-    mixed = tl.load(
-        streams + (t * N + n)[:, None] * hidden + j[None], mask=small[:, None] & (j < hidden)[None], other=0.0
-    )
-    mixed = tl.sum(mixed.to(tl.float32) * pre[:, None], 0)
-    tl.store(out + t * hidden + j, mixed.to(out.dtype.element_ty), mask=j < hidden)
     if tl.program_id(1) == 0:
-        m_post = tl.sum(tl.load(slices[:, None] + N + n[None], mask=there[:, None] & small[None], other=0.0), 0)
-        y = 2.0 * _sigmoid(m_post * unit * tl.load(scale + 1) + tl.load(base + N + n, mask=small, other=0.0))
-        tl.store(post + t * N + n, y, mask=small)
+        base_post = tl.load(base + N + n, mask=small, other=0.0)
+        scale_post = tl.load(scale + 1)
         row = n[:, None] * N + n[None]
         square = small[:, None] & small[None]
+        base_comb = tl.load(base + 2 * N + row, mask=square, other=0.0)
+        scale_comb = tl.load(scale + 2)
+        if PDL:
+            gdc_wait()
+        unit = tl.rsqrt(tl.sum(tl.load(slices + outputs, mask=there, other=0.0), 0) / (N * hidden) + norm_eps)
         m_comb = tl.load(slices[:, None, None] + 2 * N + row[None], mask=there[:, None, None] & square[None], other=0.0)
-        c = tl.sum(m_comb, 0) * unit * tl.load(scale + 2) + tl.load(base + 2 * N + row, mask=square, other=0.0)
+        m_post = tl.sum(tl.load(slices[:, None] + N + n[None], mask=there[:, None] & small[None], other=0.0), 0)
+        y = 2.0 * _sigmoid(m_post * unit * scale_post + base_post)
+        tl.store(post + t * N + n, y, mask=small)
+        c = tl.sum(m_comb, 0) * unit * scale_comb + base_comb
         c = tl.where(square, c, float("-inf"))
         top = tl.max(c, 1)
         c = tl.exp(c - tl.where(top == float("-inf"), 0.0, top)[:, None])
@@ -128,6 +124,20 @@ def _mix(
             c = c / (tl.sum(c, 1) + eps)[:, None]
             c = c / (tl.sum(c, 0) + eps)[None]
         tl.store(comb + t * N * N + row, c, mask=square)
+    else:
+        base_pre = tl.load(base + n, mask=small, other=0.0)
+        scale_pre = tl.load(scale)
+        j = (tl.program_id(1) - 1) * BLOCK_E + tl.arange(0, BLOCK_E)
+        if PDL:
+            gdc_wait()
+        unit = tl.rsqrt(tl.sum(tl.load(slices + outputs, mask=there, other=0.0), 0) / (N * hidden) + norm_eps)
+        m_pre = tl.sum(tl.load(slices[:, None] + n[None], mask=there[:, None] & small[None], other=0.0), 0)
+        pre = _sigmoid(m_pre * unit * scale_pre + base_pre) + eps
+        mixed = tl.load(
+            streams + (t * N + n)[:, None] * hidden + j[None], mask=small[:, None] & (j < hidden)[None], other=0.0
+        )
+        mixed = tl.sum(mixed.to(tl.float32) * pre[:, None], 0)
+        tl.store(out + t * hidden + j, mixed.to(out.dtype.element_ty), mask=j < hidden)
 
 
 def _slices(tokens: int, width: int, processors: int) -> int:
@@ -180,7 +190,7 @@ def hyper_mix(
         num_warps=4,
     )
     block_e = min(1024, next_power_of_2(hidden))
-    workspace.launch(_mix, (t, cdiv(hidden, block_e)))(
+    workspace.launch(_mix, (t, 1 + cdiv(hidden, block_e)))(
         streams,
         partials,
         base,

@@ -11,6 +11,7 @@ import triton.language as tl
 from kernels.cache_scales import LatentViews
 from kernels.group_linear.kernel import group_linear
 from kernels.sizes import cdiv, next_power_of_2
+from kernels.weight import Dense
 from kernels.workspace import Workspace
 
 
@@ -131,6 +132,8 @@ def attend_chunks(
     )  # fmt: skip
     v_up = kv_up[:, kv_up.shape[1] - value :]
     if deterministic:
-        out[first_seq:] = group_linear(workspace, o[first_seq:].flatten(1), v_up, deterministic).view(-1, heads, value)
+        out[first_seq:] = group_linear(workspace, o[first_seq:].flatten(1), Dense(v_up), deterministic).view(
+            -1, heads, value
+        )
         return
     torch.bmm(o[first_seq:].transpose(0, 1), v_up.transpose(1, 2), out=out[first_seq:].transpose(0, 1))

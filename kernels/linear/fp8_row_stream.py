@@ -69,16 +69,17 @@ def _box_scales(
 @gluon.jit
 def fp8_row_stream_kernel(
     x_ptr, norm_ptr, w_desc, scale_ptr, bias_ptr, residual_ptr, y_ptr, partial_ptr, count_ptr,
-    N, K, G, eps, offset,
+    N, K, G, eps, offset, limit,
     BN: gl.constexpr, BLOCKS: gl.constexpr, STAGES: gl.constexpr, HELD: gl.constexpr, BOXES: gl.constexpr,
     PIECES: gl.constexpr, POWER: gl.constexpr, NORM: gl.constexpr, SHARED: gl.constexpr, ACT: gl.constexpr,
-    BIAS: gl.constexpr, RESIDUAL: gl.constexpr, PDL: gl.constexpr,
+    LIMITED: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """See `kernels.linear.stream.stream_kernel`. A unit is BLOCKS times 128 inputs.
 
     HELD: a power of two that the blocks of a program's units fit in, or all blocks of the row. BOXES: one that the
     boxes of weights of its units fit in. PIECES: those of the row. The weight has a scale for 128 inputs of 128
-    outputs, a multiple of BN, and x one for 128 inputs. POWER: x's are powers of two.
+    outputs, a multiple of BN, and x one for 128 inputs. POWER: x's are powers of two. LIMITED: the
+    activation has a limit.
     """
     WIDE: gl.constexpr = 1 if ACT is None else 2
     WARPS: gl.constexpr = gl.num_warps()
@@ -171,7 +172,7 @@ def fp8_row_stream_kernel(
         close_tile(
             gl.expand_dims(gl.sum(acc, axis=1), 1), gl.expand_dims(gl.sum(acc_up, axis=1), 1),
             tile, begin, end, slices, units, bias_ptr, residual_ptr, y_ptr, partial_ptr, count_ptr, 1, N, N, N,
-            SHARED, ACT, BIAS, RESIDUAL,
+            SHARED, ACT, BIAS, RESIDUAL, limit, LIMITED,
         )  # fmt: skip
 
 
@@ -199,9 +200,10 @@ def row_streams_fp8(x: torch.Tensor, weight: Fp8, gated: bool) -> bool:
 def fp8_row_stream(
     workspace: Workspace, x: torch.Tensor, weight: Fp8, bias: torch.Tensor | None,
     norm_weight: torch.Tensor | None, eps: float, offset: float, residual: torch.Tensor | None,
-    activation: str | None, tile: RowStreamTile, counts: torch.Tensor,
+    activation: str | None, tile: RowStreamTile, counts: torch.Tensor, limit: float | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """`linear` of one row that `row_streams_fp8` takes; counts: zeros, one for each tile of outputs, left zero."""
+    """`linear` of one row that `row_streams_fp8` takes; counts: zeros, one for each tile of outputs, left zero. limit:
+    of the activation, as in `gated_activation`."""
     rows, k = weight.data.shape
     wide = 2 if activation else 1
     n = rows // wide
@@ -212,12 +214,12 @@ def fp8_row_stream(
     workspace.launch(fp8_row_stream_kernel, (work.programs,))(
         x, norm_weight, boxes(weight.data, tile.outputs, WIDTH), weight.scale, bias, residual,
         work.y, work.partials, counts,
-        n, k, weight.scale.shape[1], eps, offset,
+        n, k, weight.scale.shape[1], eps, offset, 0.0 if limit is None else limit,
         BN=tile.outputs, BLOCKS=blocks, STAGES=tile.stages,
         HELD=next_power_of_2(max(min(units, slices) * blocks, COLUMNS.value)),
         BOXES=next_power_of_2(units * blocks * wide), PIECES=cdiv(k, PIECE.value),
         POWER=weight.inputs.power_of_two, NORM=norm_weight is not None, SHARED=work.shared, ACT=activation,
-        BIAS=bias is not None, RESIDUAL=residual is not None, PDL=workspace.pdl,
+        LIMITED=limit is not None, BIAS=bias is not None, RESIDUAL=residual is not None, PDL=workspace.pdl,
         num_warps=tile.warps, launch_pdl=workspace.pdl,
     )  # fmt: skip
     return work.y

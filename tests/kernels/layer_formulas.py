@@ -8,6 +8,7 @@ import torch
 
 from kernels.batch import AttentionBatch
 from kernels.routing import Routing
+from kernels.weight import Weight
 
 
 def _rms(x: torch.Tensor, eps: float) -> torch.Tensor:
@@ -54,12 +55,13 @@ def gated_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: f
     return y
 
 
-def group_linear(x: torch.Tensor, weight: torch.Tensor, deterministic: bool = False) -> torch.Tensor:
+def group_linear(x: torch.Tensor, weight: Weight, deterministic: bool = False) -> torch.Tensor:
     groups, outputs, size = weight.shape
+    numbers = weight.dense(x.dtype)
     y = torch.empty(len(x), groups * outputs, dtype=torch.float64)
     for group in range(groups):
         own = x[:, group * size : (group + 1) * size].double()
-        y[:, group * outputs : (group + 1) * outputs] = own @ weight[group].double().T
+        y[:, group * outputs : (group + 1) * outputs] = own @ numbers[group].double().T
     return y
 
 

@@ -141,7 +141,10 @@ def steps() -> dict[str, dict[str, Step]]:
         "sigmoid_gate": {"tokens": of_tokens("sigmoid_gate", 96)},
         "rotate_tail": {"tokens": of_tokens("rotate_tail", 4, 32, 16)},
         "shared_kv_write": {"tokens": of_tokens("shared_kv_write", 4, 64, 16)},
-        "group_linear": {"tokens": of_tokens("group_linear", 2, 64, 48)},
+        "group_linear": {
+            "tokens": of_tokens("group_linear", 2, 64, 48),
+            "fp8": of_tokens("group_linear", 2, 256, 48, fp8=True),
+        },
         "hyper_mix": {"tokens": of_tokens("hyper_mix", 4, 64, 2)},
         "hyper_merge": {"tokens": of_tokens("hyper_merge", 4, 64)},
         "moe_route": {"tokens": of_tokens("moe_route", 64, 32, 4, norm=True)},

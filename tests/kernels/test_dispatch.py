@@ -240,6 +240,29 @@ def test_the_activation_between_two_products_rounds_where_both_are_the_librarys(
     assert DISPATCH.choose(Problem(rows, library, deterministic)).name == expected
 
 
+def test_an_activation_that_clips_is_in_the_product_of_one_row_that_streams() -> None:
+    from kernels.gated_mlp.dispatch import DISPATCH, Problem
+
+    asked = Problem(1, library=False, deterministic=False, clipped_row=True)
+    assert DISPATCH.choose(asked).name == "clipped_row"
+    assert DISPATCH.choose(asked._replace(deterministic=True)).name == "apart"
+    assert DISPATCH.choose(asked._replace(clipped_row=False)).name == "apart"
+
+
+def test_weights_of_groups_are_read_as_they_are_stored_by_few_rows() -> None:
+    from kernels.group_linear.dispatch import DISPATCH, Problem
+
+    few = Problem(64, 4096, torch.bfloat16, fp8=True, deterministic=False, large=True)
+    many = few._replace(rows=65)
+    assert [DISPATCH.choose(asked).name for asked in (few, many)] == ["fp8_rows", "written_out"]
+    dense = [DISPATCH.choose(asked._replace(fp8=False)).name for asked in (few, many)]
+    assert dense == ["rows", "library"]
+    for fp8, expected in ((True, "fp8_rows"), (False, "rows")):
+        chosen = [DISPATCH.choose(few._replace(rows=n, fp8=fp8, deterministic=True)) for n in (1, 16, 17, 64, 4096)]
+        assert {choice.name for choice in chosen} == {expected}
+        assert len({choice.config for choice in chosen}) == 1, "one tile whatever rows there are"
+
+
 def test_a_shape_is_decided_once_and_few_are_remembered() -> None:
     asked: list[int] = []
     variant: Variant[int] = Variant("one", lambda n: asked.append(n), lambda n: n, lambda x, n: x, "")  # type: ignore[func-returns-value]

@@ -26,13 +26,13 @@ cpu, bf16 = torch.device("cpu"), torch.bfloat16
 generator = seeded(cpu)
 counts, wanted = torch.zeros(512, dtype=torch.int32), []
 with launching() as (workspace, kernels):
-    for act, k in ((None, 14336), ("silu", 4096)):
+    for act, k, limit in ((None, 14336, None), ("silu", 4096, None), ("silu", 4096, 10.0)):
         fused = {"norm": act is not None, "residual": act is None, "activation": act}
         made = fp8_case("", bf16, 1, 4096, k, (128, 128), Inputs("fp8", 128), **fused).make(cpu, generator)
         normed = made["norm_weight"], 1e-6, 0.0
         tile = row_stream_tile(act is not None)
         stream.fp8_row_stream(
-            workspace, made["x"], made["weight"], None, *normed, made["residual"], act, tile, counts
+            workspace, made["x"], made["weight"], None, *normed, made["residual"], act, tile, counts, limit
         )
         # four instructions for a block of 128 inputs and 64 outputs
         count = 4 * (tile.inputs // 128) * (2 if act else 1) * (tile.outputs // 64)
@@ -49,7 +49,7 @@ for kernel, (count, programs) in zip(kernels, wanted, strict=True):
 @pytest.mark.slow
 def test_weights_are_multiplied_where_they_stand_in_shared_memory(tmp_path: Path) -> None:
     said = run(COMPILE, tmp_path).splitlines()
-    assert len(said) == 2, "one launch each: none quantizes the row before"
+    assert len(said) == 3, "one launch each: none quantizes the row before"
     for text in said:
         *held, name, shared, programs = text.split()
         assert held == ["True"] * 3
@@ -81,3 +81,21 @@ def test_a_tile_of_blocks_has_one_scale(monkeypatch: pytest.MonkeyPatch) -> None
     assert not taken(512, (128, 128), group=128, scale=torch.tensor(0.1))
     assert not taken(512, (128, 128), group=128, largest=1.5)
     assert not taken(512, (128, 128), number=None)
+
+
+def test_a_row_whose_activation_clips_streams_where_one_that_does_not_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kernels.gated_mlp.dispatch import clips_row
+    from kernels.linear import fp8_row_stream
+    from kernels.weight import Dense, Fp8
+    from kernels.weight.inputs import Inputs
+
+    x = torch.zeros(1, 256, dtype=torch.bfloat16)
+    data, scale = torch.zeros(512, 256, dtype=torch.float8_e4m3fn), torch.ones(4, 2)
+    weight = Fp8(data, scale, (128, 128), Inputs("fp8", 128))
+    assert not clips_row(x, weight, 10.0), "no Hopper"
+    monkeypatch.setattr(fp8_row_stream, "group_products", lambda device: True)
+    assert clips_row(x, weight, 10.0)
+    assert not clips_row(x, weight, None)
+    assert not clips_row(x.repeat(2, 1), weight, 10.0)
+    assert not clips_row(x, Dense(data.bfloat16()), 10.0)
+    assert not clips_row(torch.zeros(1, 32768, dtype=torch.bfloat16), weight, 10.0)

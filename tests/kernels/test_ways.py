@@ -1,19 +1,29 @@
 """Ops that go several ways by size give the same whichever is taken: latents expanded or not, experts by row or by
-tile, scores of a few tokens or of many."""
+tile, scores of a few tokens or of many, weights as they are stored or written out."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
+from kernels.gated_mlp import dispatch as gated
+from kernels.gated_mlp.cases import case as gated_case
+from kernels.gated_mlp.kernel import gated_mlp
+from kernels.group_linear import dispatch as groups
+from kernels.group_linear.cases import case as group_case
+from kernels.group_linear.fp8 import written_out
+from kernels.group_linear.kernel import group_linear
+from kernels.hardware import group_products
 from kernels.latent_attention.cases import case as attention_case
 from kernels.latent_attention.kernel import latent_attention
 from kernels.latent_write import kernel as write
 from kernels.latent_write.cases import case as write_case
 from kernels.latent_write.reference import latent_write
+from kernels.linear.cases import QUANTIZED
 from kernels.moe import dense as experts
 from kernels.moe import dispatch, lists
 from kernels.moe.cases import case as layer_case
@@ -27,6 +37,7 @@ from kernels.moe_route.cases import case as route_case
 from kernels.registry import Case
 from kernels.testing import TOLERANCES, assert_close, check, seeded, workspace
 from kernels.weight import Dense
+from kernels.weight.inputs import Inputs
 from kernels.workspace import Workspace
 
 
@@ -144,3 +155,36 @@ def test_a_pipeline_over_parts_of_rows_gives_what_rows_in_registers_give(device:
         with dispatch.DISPATCH.changed("rows", config=lambda problem, down=down: RowsCut(row_tiles(44).up, down)):
             found.append(experts.moe(workspace(), **inputs))
     assert_close("parts", found[1], found[0], TOLERANCES[torch.float32])
+
+
+@pytest.mark.parametrize("powers", [True, False])
+def test_a_weight_of_groups_written_out_has_the_numbers_that_few_rows_read(powers: bool, device: torch.device) -> None:
+    inputs = made(group_case("", torch.bfloat16, 5, 2, 300, 200, fp8=True, powers=powers), device)
+    weight = inputs["weight"]
+    assert torch.equal(written_out(workspace(), weight, torch.bfloat16), weight.dense(torch.bfloat16))
+    with groups.DISPATCH.changed("fp8_rows"):
+        got = group_linear(workspace(), **inputs)
+        assert [choice.name for choice in groups.DISPATCH.decided().values()] == ["fp8_rows"]
+    with groups.DISPATCH.changed("fp8_rows", declines=lambda problem: "not here"):
+        before = group_linear(workspace(), **inputs)
+        assert [choice.name for choice in groups.DISPATCH.decided().values()] == ["written_out", "rows"]
+    assert_close("groups", got, before, TOLERANCES[torch.bfloat16])
+
+
+def test_a_kind_of_weight_that_groups_do_not_take_is_named(device: torch.device) -> None:
+    inputs = made(group_case("", torch.bfloat16, 1, 2, 256, 128, fp8=True), device)
+    weight = replace(inputs["weight"], block=(1, 128), scale=torch.ones(2, 128, 2, device=device))
+    with pytest.raises(TypeError, match=r"kind Fp8 in blocks of \(1, 128\)"):
+        group_linear(workspace(), inputs["x"], weight)
+
+
+def test_an_activation_that_clips_within_a_product_gives_what_a_launch_of_its_own_does(device: torch.device) -> None:
+    if not group_products(device):
+        pytest.skip("one row streams on Hopper")
+    square = ((128, 128), Inputs("fp8", 128, True))
+    case = gated_case("", torch.bfloat16, 1, 4096, 2048, fp8=square, limit=0.25, norm=True, residual=True)
+    with gated.DISPATCH.changed("clipped_row"):
+        got = gated_mlp(workspace(), **made(case, device))
+        assert [choice.name for choice in gated.DISPATCH.decided().values()] == ["clipped_row"]
+    with gated.DISPATCH.changed("clipped_row", declines=lambda problem: "not here"):
+        assert_close("clipped", got, gated_mlp(workspace(), **made(case, device)), QUANTIZED)

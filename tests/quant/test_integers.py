@@ -78,7 +78,7 @@ def loaded(
     device: str = "cpu",
 ) -> Weight:
     save_file(tensors, folder / "model.safetensors")
-    weight, checkpoint = Weight(shape, torch.float32, dense), Checkpoint.open(folder)
+    weight, checkpoint = Weight(shape, torch.float32, "dense" if dense else "any"), Checkpoint.open(folder)
     rules = plan({rule.target: weight}, [rule], checkpoint, method or read(said), activations)
     rules = rules if ops is None else [one.bound(ops) for one in rules]
     weight.to_empty(device=device)

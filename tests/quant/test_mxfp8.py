@@ -39,7 +39,10 @@ def loaded(
     folder: Path, tensors: dict[str, torch.Tensor], said: dict[str, Any], rule: Rule = QK, dense: bool = False
 ) -> Weight:
     save_file(tensors, folder / "model.safetensors")
-    checkpoint, weight = Checkpoint.open(folder).flattened(), Weight((64, 80), torch.float32, dense)
+    checkpoint, weight = (
+        Checkpoint.open(folder).flattened(),
+        Weight((64, 80), torch.float32, "dense" if dense else "any"),
+    )
     rules = plan({"one": weight}, [rule], checkpoint, config.read({"quantization_config": said}))
     weight.to_empty(device="cpu")
     loader.load({f"one.{name}": p for name, p in weight.named_parameters()}, checkpoint, rules)

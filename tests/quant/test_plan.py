@@ -10,10 +10,10 @@ from safetensors.torch import save_file
 
 from engine.quant import config
 from engine.quant.plan import plan, shard_alignment, shared_apart
-from engine.quant.weight import Weight
+from engine.quant.weight import Kinds, Weight
 from engine.weights import loader
 from engine.weights.checkpoint import Checkpoint, WeightsError
-from engine.weights.rules import Rule, Split, StackConcat, concat
+from engine.weights.rules import Flat, Rule, Split, StackConcat, concat
 from kernels.weight import Dense, Fp8, PackedInt, Parts
 from tests.gate.integers import gptq_config
 
@@ -71,6 +71,49 @@ def test_one_scale_a_source_becomes_one_a_row(tmp_path: Path, scale: list) -> No
 def test_what_is_stored_as_it_is_stays_so_though_the_config_does_not_say_that_it_was_left_out(tmp_path: Path) -> None:
     tensors = {"q.weight": torch.ones(256, 160).bfloat16(), "k.weight": torch.ones(64, 160).bfloat16()}
     assert isinstance(loaded(tmp_path, tensors, BLOCKS).value, Dense)
+
+
+def grouped(
+    folder: Path, rows: int, kinds: Kinds, said: dict = BLOCKS, e8m0: bool = False
+) -> tuple[Weight, torch.Tensor]:
+    """Two groups of `rows` outputs of 160 inputs that stand in one matrix, and their numbers."""
+    data, scale = fp8(2 * rows, 160), torch.rand(-(-2 * rows // 128), 2)
+    if e8m0:
+        scale = scale.log2().ceil().exp2()
+    wide = scale.repeat_interleave(128, dim=0)[: 2 * rows].repeat_interleave(128, dim=1)[:, :160]
+    stored = scale.to(torch.float8_e8m0fnu) if e8m0 else scale
+    save_file({"o.weight": data, "o.weight_scale_inv": stored}, folder / "model.safetensors")
+    weight, checkpoint = Weight((2, rows, 160), torch.bfloat16, kinds), Checkpoint.open(folder)
+    rules = plan({"o": weight}, [Rule("o", ("o.weight",), Flat())], checkpoint, config.read(said))
+    weight.to_empty(device="cpu")
+    loader.load({f"o.{name}": p for name, p in weight.named_parameters()}, checkpoint, rules)
+    weight.check("o")
+    return weight, (data.float() * wide).bfloat16().view(2, rows, 160)
+
+
+@pytest.mark.parametrize("e8m0", [False, True])
+def test_a_reader_of_dense_and_fp8_gets_whole_blocks_as_they_are_stored(tmp_path: Path, e8m0: bool) -> None:
+    weight, numbers = grouped(tmp_path, 256, "dense or fp8", e8m0=e8m0)
+    assert isinstance(weight.value, Fp8)
+    assert (weight.value.block, weight.value.rounds_inputs) == ((128, 128), False)
+    assert weight.value.scale.shape == (2, 2, 2)
+    assert torch.equal(weight.value.dense(torch.bfloat16), numbers)
+
+
+@pytest.mark.parametrize(("rows", "kinds"), [(256, "dense"), (64, "dense or fp8")])
+def test_other_readers_and_blocks_that_groups_share_get_dense_numbers(tmp_path: Path, rows: int, kinds: Kinds) -> None:
+    weight, numbers = grouped(tmp_path, rows, kinds)
+    assert isinstance(weight.value, Dense)
+    assert torch.equal(weight.value.data, numbers)
+
+
+def test_a_reader_of_dense_and_fp8_has_blocks_without_a_checkpoint_too() -> None:
+    for said, kinds, kind in ((BLOCKS, "dense or fp8", Fp8), (BLOCKS, "dense", Dense), (ROWS, "dense or fp8", Dense)):
+        weight = Weight((2, 256, 160), torch.bfloat16, kinds)  # type: ignore[arg-type]
+        plan({"o": weight}, [Rule("o", ("o.weight",), Flat())], None, config.read(said))
+        weight.to_empty(device="cpu")
+        weight.draw(0.1, torch.Generator().manual_seed(0))
+        assert isinstance(weight.value, kind)
 
 
 HALF = {"q.weight": fp8(256, 160), "q.weight_scale": torch.ones(1), "k.weight": torch.ones(64, 160)}

@@ -45,7 +45,7 @@ def loaded(
     device: str = "cpu",
 ) -> Weight:
     save_file(tensors, folder / "model.safetensors")
-    weight, checkpoint = Weight(shape, torch.bfloat16, dense), Checkpoint.open(folder)
+    weight, checkpoint = Weight(shape, torch.bfloat16, "dense" if dense else "any"), Checkpoint.open(folder)
     rules = plan({rule.target: weight}, [rule], checkpoint, None, quantize=kind)
     rules = rules if ops is None else [rule.bound(ops) for rule in rules]
     weight.to_empty(device=device)

@@ -87,7 +87,7 @@ def loaded(
     checkpoint = shard_checkpoint(whole, [rule], MODEL, shard, vocabulary, {}, ordered)
     start, stop = runs_of(MODEL.layers[0], MODEL, shard)["inner"][1]
     table = (len(rule.sources),) if len(rule.sources) > 1 else ()
-    weight = Weight((*table, OUTPUTS, stop - start), torch.float32, dense)
+    weight = Weight((*table, OUTPUTS, stop - start), torch.float32, "dense" if dense else "any")
     rules = plan({rule.target: weight}, [rule], checkpoint, method, activations)
     rules = rules if ops is None else [one.bound(ops) for one in rules]
     weight.to_empty(device="cpu" if ops is None else DEVICE)

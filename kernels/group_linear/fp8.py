@@ -1,0 +1,143 @@
+# mypy: disable-error-code="no-untyped-def"
+"""Products for each group of channels with weights of 8-bit floats in blocks, which few rows read as they are stored.
+
+A weight's number becomes a float32, is multiplied by its block's scale and rounded to x's dtype, in registers: what
+is multiplied is what the weight written out would have. Scales are loaded as a tensor, one an output, and not as one
+number a tile: so Triton converts where the matrix instructions have their operands, and copies scales ahead as it does
+weights.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.group_linear.dense import GroupTile
+from kernels.prefetch import prefetch
+from kernels.sizes import cdiv
+from kernels.weight import Fp8
+from kernels.workspace import Workspace
+
+# Of scales: inputs and outputs of a block.
+WIDTH = 128
+# Rows of a tile from which on the weight is the product's long side: the fewest of Hopper's matrix instructions.
+LONG = 64
+# Cache lines of each output's weights that are asked for before the kernel before has finished.
+AHEAD = 8
+
+
+@triton.jit
+def _added(acc, a_at, b_at, scales, first, k, size, a_live, b_live, TALL: tl.constexpr, PRECISION: tl.constexpr):
+    """acc [M, N] and the product of inputs first + k of a [M, K] and b [K, N]; TALL says that a is the weight, and else
+    b. scales: where each output's scale of its first inputs is."""
+    WIDTH: tl.constexpr = k.shape[0]
+    inside = first + k < size
+    block = tl.minimum(first, size - 1) // WIDTH
+    scale = tl.load(scales + block, mask=a_live if TALL else b_live, other=0.0)
+    a = tl.load(a_at + first, mask=a_live[:, None] & inside[None, :], other=0.0)
+    b = tl.load(b_at + first, mask=inside[:, None] & b_live[None, :], other=0.0)
+    if TALL:
+        a = (a.to(tl.float32) * scale[:, None]).to(b.dtype)
+    else:
+        b = (b.to(tl.float32) * scale[None, :]).to(a.dtype)
+    return tl.dot(a, b, acc, input_precision=PRECISION)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def group_fp8_kernel(
+    x, weight, scale, y, rows, groups, outputs, size,
+    BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr, TALL: tl.constexpr,
+    STAGES: tl.constexpr, AHEAD: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """BLOCK_T rows of BLOCK_N outputs; grid (outputs / BLOCK_N, groups, rows / BLOCK_T).
+
+    A step of the loop is PARTS blocks of WIDTH inputs, 1 or 2, each with sums of its own: one product need not wait
+    for the other. TALL: the weight is the long side of a product.
+    """
+    group = tl.program_id(1).to(tl.int64)
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    t = tl.program_id(2) * BLOCK_T + tl.arange(0, BLOCK_T)
+    k = tl.arange(0, WIDTH)
+    m_n = n < outputs
+    m_t = t < rows
+    blocks = tl.cdiv(size, WIDTH)
+    scales = scale + (group * tl.cdiv(outputs, WIDTH) + n // WIDTH) * blocks
+    w_rows = (group * outputs + n) * size
+    x_rows = (t.to(tl.int64) * groups + group) * size
+    if PDL:
+        gdc_launch_dependents()
+        cache_lines = tl.minimum(tl.arange(0, AHEAD) * WIDTH, size - 1)
+        prefetch(weight + (group * outputs + tl.minimum(n, outputs - 1))[:, None] * size + cache_lines[None, :])
+    if TALL:
+        a_at = weight + w_rows[:, None] + k[None, :]
+        b_at = x + x_rows[None, :] + k[:, None]
+        a_live, b_live = m_n, m_t
+        acc = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
+    else:
+        a_at = x + x_rows[:, None] + k[None, :]
+        b_at = weight + w_rows[None, :] + k[:, None]
+        a_live, b_live = m_t, m_n
+        acc = tl.zeros((BLOCK_T, BLOCK_N), tl.float32)
+    acc_two = acc
+    if PDL:
+        gdc_wait()
+    for first in tl.range(0, size, PARTS * WIDTH, num_stages=STAGES):
+        acc = _added(acc, a_at, b_at, scales, first, k, size, a_live, b_live, TALL, PRECISION)
+        if PARTS == 2:
+            acc_two = _added(acc_two, a_at, b_at, scales, first + WIDTH, k, size, a_live, b_live, TALL, PRECISION)
+    if PARTS == 2:
+        acc += acc_two
+    if TALL:
+        acc = tl.trans(acc)
+    place = y + (t.to(tl.int64) * groups + group)[:, None] * outputs + n[None, :]
+    tl.store(place, acc.to(y.dtype.element_ty), mask=m_t[:, None] & m_n[None, :])
+
+
+@triton.jit
+def written_out_kernel(
+    weight, scale, numbers, outputs, size, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr, PDL: tl.constexpr
+):
+    """numbers [G, outputs, size]: BLOCK_N outputs, which divide WIDTH, and WIDTH inputs of a group. The weight is
+    nobody's output: nothing is waited for before it is read."""
+    if PDL:
+        gdc_launch_dependents()
+    group = tl.program_id(2).to(tl.int64)
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    place = (group * outputs + n)[:, None] * size + k[None, :]
+    live = (n < outputs)[:, None] & (k < size)[None, :]
+    row = group * tl.cdiv(outputs, WIDTH) + tl.program_id(0) * BLOCK_N // WIDTH
+    one = tl.load(scale + row * tl.num_programs(1) + tl.program_id(1))
+    w = tl.load(weight + place, mask=live, other=0.0).to(tl.float32) * one
+    if PDL:
+        # What is written may stand where a kernel before still reads.
+        gdc_wait()
+    tl.store(numbers + place, w.to(numbers.dtype.element_ty), mask=live)
+
+
+def group_fp8(workspace: Workspace, x: torch.Tensor, weight: Fp8, tile: GroupTile) -> torch.Tensor:
+    """`group_linear` of x [T, G·K], which is contiguous, and of scales for WIDTH by WIDTH."""
+    groups, outputs, size = weight.shape
+    rows = len(x)
+    y = torch.empty(rows, groups * outputs, dtype=x.dtype, device=x.device)
+    if rows:
+        workspace.launch(group_fp8_kernel, tile.grid(rows, groups, outputs))(
+            x, weight.data, weight.scale, y, rows, groups, outputs, size,
+            BLOCK_T=tile.rows, BLOCK_N=tile.outputs, WIDTH=WIDTH, PARTS=tile.inputs // WIDTH, TALL=tile.rows >= LONG,
+            STAGES=tile.stages, AHEAD=AHEAD, PRECISION="tf32x3" if x.dtype == torch.float32 else "tf32",
+            PDL=workspace.pdl, launch_pdl=workspace.pdl, num_warps=4,
+        )  # fmt: skip
+    return y
+
+
+def written_out(workspace: Workspace, weight: Fp8, dtype: torch.dtype) -> torch.Tensor:
+    """The numbers [G, R, K] in `dtype`, of scales for WIDTH by WIDTH."""
+    groups, outputs, size = weight.shape
+    numbers = torch.empty(groups, outputs, size, dtype=dtype, device=weight.data.device)
+    workspace.launch(written_out_kernel, (cdiv(outputs, LONG), cdiv(size, WIDTH), groups))(
+        weight.data, weight.scale, numbers, outputs, size,
+        BLOCK_N=LONG, WIDTH=WIDTH, PDL=workspace.pdl, launch_pdl=workspace.pdl, num_warps=4,
+    )  # fmt: skip
+    return numbers
