@@ -72,6 +72,7 @@ def cases() -> list[Case]:
     }
     lite: dict[str, Any] = {"renormalize": False, "num_shared": 2, "norm": True, "narrow": True}
     grouped: dict[str, Any] = {"num_groups": 8, "top_groups": 3, "renormalize": False, "scale": 16.0}
+    flash: dict[str, Any] = {"score": "sqrtsoftplus", "biased": True, "scale": 1.5, "num_shared": 1}
     top2: dict[str, Any] = {"score": "sigmoid", "biased": True, "num_groups": 4, "top_groups": 2, "group_score": "top2"}
     return [
         case("softmax, 128 experts, 8 of them", f32, 5, 64, 128, 8),
@@ -90,6 +91,8 @@ def cases() -> list[Case]:
         case("root of softplus with correction", f32, 4, 32, 256, 6, score="sqrtsoftplus", biased=True, scale=1.5),
         case("root of softplus by token id", f32, 7, 32, 16, 3, score="sqrtsoftplus", hashed=True, scale=1.5),
         case("many tokens by token id", f32, 21, 32, 16, 3, score="sqrtsoftplus", hashed=True, num_shared=1),
+        case("few tokens of a large router", bf16, 16, 1030, 130, 5, biased=True, score="sqrtsoftplus", scale=1.5),
+        case("few tokens of a large router, norm before", bf16, 15, 2056, 140, 6, norm=True),
         case("1024 tokens, scores from bfloat16 parts", bf16, 1030, 80, 20, 3, norm=True),
         case("router of the inputs' dtype, few tokens", bf16, 3, 96, 40, 5, norm=True, narrow=True),
         case("router of the inputs' dtype", bf16, 20, 96, 40, 5, norm=True, narrow=True),
@@ -107,5 +110,10 @@ def cases() -> list[Case]:
         case("1 token, 6 of 64 and 2, 2048 wide", bf16, 1, 2048, 64, 6, small=False, **lite),
         case("8192 tokens, 6 of 64 and 2, 2048 wide", bf16, 8192, 2048, 64, 6, small=False, **lite),
         case("1 token, 8 of 384 and 1, 7168 wide", bf16, 1, 7168, 384, 8, small=False, **kimi),
+        case("16 tokens, 8 of 384 and 1, 7168 wide", bf16, 16, 7168, 384, 8, small=False, **kimi),
         case("64 tokens, 8 of 384 and 1, 7168 wide", bf16, 64, 7168, 384, 8, small=False, **kimi),
+        case("1 token, 6 of 256 and 1, 4096 wide", bf16, 1, 4096, 256, 6, small=False, **flash),
+        case("2 tokens, 6 of 256 and 1, 4096 wide", bf16, 2, 4096, 256, 6, small=False, **flash),
+        case("4 tokens, 6 of 256 and 1, 4096 wide", bf16, 4, 4096, 256, 6, small=False, **flash),
+        case("16 tokens, 6 of 256 and 1, 4096 wide", bf16, 16, 4096, 256, 6, small=False, **flash),
     ]

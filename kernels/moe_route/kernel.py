@@ -2,7 +2,8 @@
 """Choice and weights of the experts.
 
 A few tokens take one launch: programs norm the token's row again, each for its own experts' scores, and the last to
-arrive chooses. More tokens take three: the norm, the scores on tensor cores (inputs split over programs), the choice.
+arrive chooses. More tokens, or those of a large router, which that launch reads again for each, take three: the norm,
+the scores on tensor cores (inputs split over programs), the choice.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from kernels.thresholds import NORMED_ROWS
 from kernels.workspace import Workspace
 
 ONE_LAUNCH_TOKENS = NORMED_ROWS
+# Bytes that one launch may read of the router, once for each token, where others would be two; where they would norm as
+# well, twice as many.
+ONE_LAUNCH_BYTES = 16 << 20
 # Router values that a program of `_few` holds in registers.
 _VALUES = 8192
 
@@ -116,7 +120,7 @@ def moe_route(
     pdl = workspace.pdl
     how = choice(e, routing)
     launch: dict[str, Any] = {"HOW": how, "PDL": pdl, "launch_pdl": pdl}
-    if t <= ONE_LAUNCH_TOKENS or deterministic:
+    if deterministic or in_one_launch(t, router.nbytes, norm_weight is not None):
         block_m = next_power_of_2(hidden)
         block_n = max(1, min(_VALUES // block_m, next_power_of_2(e)))
         h = x if norm_weight is None else torch.empty(t, hidden, dtype=x.dtype, device=x.device)
@@ -136,6 +140,12 @@ def moe_route(
         num_warps=4 if each == 1 or e > 128 else 1, **launch,
     )  # fmt: skip
     return h, weights, experts
+
+
+def in_one_launch(tokens: int, router_bytes: int, normed: bool) -> bool:
+    """Whether one launch scores and chooses, unless results must not depend on how many tokens there are."""
+    most = ONE_LAUNCH_BYTES << int(normed)
+    return tokens <= ONE_LAUNCH_TOKENS and (tokens == 1 or tokens * router_bytes <= most)
 
 
 def choice(num_experts: int, routing: Routing) -> Choice:

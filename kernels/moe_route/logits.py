@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.prefetch import prefetch
 from kernels.sizes import cdiv
 from kernels.workspace import Workspace
 
@@ -32,18 +33,24 @@ def _scores(
     BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
+    AHEAD: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """partials[split] = h · routerᵀ over the split's share of the inputs."""
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    """partials[split] = h · routerᵀ over the split's share of the inputs, of which the router's first AHEAD are asked
+    for before the kernel before has finished."""
     t = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.arange(0, BLOCK_M)
     split_size = tl.cdiv(tl.cdiv(hidden, SPLITS), BLOCK_M) * BLOCK_M
     start = tl.program_id(2) * split_size
+    if PDL:
+        gdc_launch_dependents()
+        if AHEAD > 0:
+            APART: tl.constexpr = 1024 // router.dtype.element_ty.primitive_bitwidth
+            asked = tl.minimum(start + tl.arange(0, AHEAD // APART) * APART, hidden - 1)
+            prefetch(router + tl.minimum(n, num_experts - 1).to(tl.int64)[:, None] * hidden + asked[None, :])
+        gdc_wait()
     acc = tl.zeros((BLOCK_T, BLOCK_N), tl.float32)
     for first in range(start, tl.minimum(start + split_size, hidden), BLOCK_M):
         col = first + m
@@ -129,6 +136,15 @@ def score_tile(tokens: int, exact: bool) -> ScoreTile:
     return ScoreTile(128 if exact else 64, 4, 3)
 
 
+def score_cut(tokens: int) -> tuple[int, int, int, int, int]:
+    """Tokens, experts and inputs of a tile of `_scores`, programs that share the inputs, and inputs asked for ahead.
+    One tile of tokens needs programs enough to bring the router in fast. Not a cut for each number of tokens: each is
+    compiled."""
+    if tokens <= 16:
+        return 16, 32, 128, 8, 512
+    return (16, 64, 64, 8, 0) if tokens <= 256 else (64, 64, 32, 2, 0)
+
+
 def logit_partials(workspace: Workspace, h: torch.Tensor, router: torch.Tensor) -> torch.Tensor:
     """h · routerᵀ in float32 as [splits, T, E] to be summed."""
     (t, hidden), e = h.shape, router.shape[0]
@@ -146,12 +162,11 @@ def logit_partials(workspace: Workspace, h: torch.Tensor, router: torch.Tensor) 
             num_warps=4, num_stages=tile.stages,
         )  # fmt: skip
         return partials
-    # Two cuts, not one for each number of tokens: each is compiled.
-    block_t, block_n, block_m, splits = (16, 64, 64, 8) if t <= 256 else (64, 64, 32, 2)
+    block_t, block_n, block_m, splits, ahead = score_cut(t)
     partials = torch.empty(splits, t, e, dtype=torch.float32, device=h.device)
     workspace.launch(_scores, (cdiv(t, block_t), cdiv(e, block_n), splits))(
         h, router, partials, t, e, hidden, h.stride(0),
-        SPLITS=splits, BLOCK_T=block_t, BLOCK_N=block_n, BLOCK_M=block_m,
+        SPLITS=splits, BLOCK_T=block_t, BLOCK_N=block_n, BLOCK_M=block_m, AHEAD=ahead,
         PRECISION="ieee" if h.dtype == torch.float32 else "tf32x3", PDL=workspace.pdl, launch_pdl=workspace.pdl,
         num_warps=4, num_stages=3,
     )  # fmt: skip

@@ -62,14 +62,26 @@ def case(
 def cases() -> list[Case]:
     f32, bf16 = torch.float32, torch.bfloat16
     seqs = [(1, 1), (1, 30), (1, 64), (5, 5), (7, 50)]
-    many = [(1, 4096)] * 64
+    few, many = [(1, 4096)], [(1, 4096)] * 64
+    flash = (64, 512, 64, 128, 128)
     made = [
         case("window alone", f32, seqs, 3, 24, 8, 12, 16),
         case("every entry", f32, seqs, 4, 32, 16, 12, 16, ratio=16),
         case("chosen entries", f32, seqs, 4, 32, 16, 12, 16, ratio=4, chosen=6),
         case("chosen entries, bfloat16", bf16, [(1, 40), (3, 20)], 20, 32, 16, 8, 16, ratio=4, chosen=5),
-        case("64 lines of 4096, window", bf16, many, 64, 512, 64, 128, 128, small=False),
-        case("64 lines of 4096, ratio 128", bf16, many, 64, 512, 64, 128, 128, ratio=128, small=False),
-        case("64 lines of 4096, 512 of ratio 4", bf16, many, 64, 512, 64, 128, 128, ratio=4, chosen=512, small=False),
+        case("one line, a tile a program", f32, [(1, 60)], 3, 24, 8, 12, 16, ratio=4, chosen=6),
+        case("one line, fewer entries than are chosen", f32, [(1, 22)], 5, 32, 16, 12, 16, ratio=4, chosen=70),
+        case("one line, many tiles a program", bf16, [(1, 1300)], 3, 24, 8, 20, 16, ratio=4),
+        case("lines with and without tiles for each split", f32, [(1, 5000), (1, 3)], 3, 24, 8, 12, 16, ratio=4),
+        case("1 line of 512, 512 of ratio 4", bf16, [(1, 512)], *flash, ratio=4, chosen=512, small=False),
+        case("1 line of 4096, ratio 128", bf16, few, *flash, ratio=128, small=False),
+        case("1 line of 4096, 512 of ratio 4", bf16, few, *flash, ratio=4, chosen=512, small=False),
+        case("1 line of 4096, every entry of ratio 4", bf16, few, *flash, ratio=4, small=False),
+        case("8 lines of 4096, 512 of ratio 4", bf16, few * 8, *flash, ratio=4, chosen=512, small=False),
+        case("16 lines of 512, 512 of ratio 4", bf16, [(1, 512)] * 16, *flash, ratio=4, chosen=512, small=False),
+        case("16 lines of 4096, 512 of ratio 4", bf16, few * 16, *flash, ratio=4, chosen=512, small=False),
+        case("64 lines of 4096, window", bf16, many, *flash, small=False),
+        case("64 lines of 4096, ratio 128", bf16, many, *flash, ratio=128, small=False),
+        case("64 lines of 4096, 512 of ratio 4", bf16, many, *flash, ratio=4, chosen=512, small=False),
     ]
     return made + deterministic(made, "window alone", "every entry", "chosen entries, bfloat16")

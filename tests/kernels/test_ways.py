@@ -102,6 +102,15 @@ def test_the_choice_is_the_same_for_few_tokens_and_many(device: torch.device, mo
         assert_close("weights", weights, few[1], TOLERANCES[torch.float32])
 
 
+@pytest.mark.parametrize(
+    ("tokens", "mebibytes", "normed", "one"),
+    [(1, 64, False, True), (4, 4, False, True), (5, 4, False, False), (8, 4, True, True), (9, 4, True, False),
+     (16, 0.5, True, True), (17, 0.5, True, False)],
+)  # fmt: skip
+def test_a_router_is_not_read_too_often(tokens: int, mebibytes: float, normed: bool, one: bool) -> None:
+    assert route.in_one_launch(tokens, int(mebibytes * (1 << 20)), normed) is one
+
+
 @pytest.mark.parametrize(("tokens", "variant"), [(3, "rows"), (20, "lists")])
 def test_experts_chosen_within_another_launch_are_those_chosen_before(
     tokens: int, variant: str, device: torch.device
