@@ -335,8 +335,8 @@ def _combine(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """The splits of a head of a query that is its sequence's only one, those that have tiles: combined with the sink and
-    turned back. BLOCK_S of them are read at once."""
+    """The splits of a head of a query that is its sequence's only one, those that have tiles, combined with the sink
+    and turned back. BLOCK_S of them are read at once."""
     if PDL:
         gdc_launch_dependents()
     t = tl.program_id(0).to(tl.int64)
