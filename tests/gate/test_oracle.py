@@ -11,8 +11,8 @@ import torch
 from engine.models import registry
 from engine.types import TokenLogprobs
 from tests.gate.conftest import as_param
-from tests.gate.families import FAMILIES, ON_AN_EDGE
-from tests.gate.oracle import FORCED, Sequence, WideProducts, golden
+from tests.gate.families import FAMILIES, GPT_OSS, ON_AN_EDGE
+from tests.gate.oracle import FORCED, Sequence, WideProducts, golden, random_model
 from tests.gate.shapes import SHAPES, Shape
 from tests.gate.verdict import NUM_LOGPROBS, REGRET, WORST, judge
 
@@ -62,3 +62,9 @@ def test_every_family_that_is_served_is_held_to_transformers() -> None:
     """A `Shape` that stands in no list is not played."""
     played = {registry.FAMILIES[f"{shape.kind.removesuffix('Text')}ForCausalLM"] for shape in (*SHAPES, *FAMILIES)}
     assert played == set(registry.FAMILIES.values())
+
+
+def test_an_oracle_that_says_something_else_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformers.__version__", "5.17.0")
+    with pytest.raises(RuntimeError, match=r"transformers 5\.17\.0 .* install one of them"):
+        random_model(GPT_OSS)

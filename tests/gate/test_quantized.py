@@ -14,6 +14,7 @@ import torch
 from engine.api import Engine
 from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerConfig, WeightsConfig
 from engine.quant.formats import layouts
+from engine.quant.formats.fp8 import Fp8 as Fp8Format
 from engine.quant.formats.packed import PackedInt as PackedFormat
 from engine.quant.formats.parts import Parts as PartsFormat
 from engine.quant.methods import gptq
@@ -157,9 +158,9 @@ def next_scales(self: PackedInt, numbers: torch.Tensor, *given: Any, scaled: Any
     return made
 
 
-def transposed(held: Fp8, spread: Any = Fp8._spread) -> torch.Tensor:
-    made: torch.Tensor = spread(replace(held, scale=held.scale.mT.reshape(held.scale.shape)))
-    return made
+def transposed(held: Any, parameters: Mapping[str, torch.Tensor], value: Any = Fp8Format.value) -> Fp8:
+    made: Fp8 = value(held, parameters)
+    return replace(made, scale=made.scale.mT.reshape(made.scale.shape))
 
 
 def by_value(exponents: torch.Tensor) -> torch.Tensor:
@@ -180,7 +181,7 @@ BROKEN: dict[str, tuple[Any, ...]] = {
     "an order of inputs ignored": ("gptq-v1-order", PackedFormat, "value", without_order),
     "zero points one too small": ("gptq-v1-order", gptq, "SHIFTS", {"gptq": 0}),
     "numbers of a word one after another": ("awq", repack, "AWQ_PLACES", (8, 1)),
-    "scales transposed": ("fp8-blocks-f32", Fp8, "_spread", transposed, WIDE),
+    "scales transposed": ("fp8-blocks-f32", Fp8Format, "value", transposed, WIDE),
     "exponents by value": ("ct-mxfp8", transforms, "powers", by_value),
     "parts in another order": ("ct-parts", PartsFormat, "value", turned),
     "signs ignored": ("ct-w4a8", layouts, "_signed", unsigned),
