@@ -40,6 +40,8 @@ SCRIPTS: dict[str, Sequence[str | bytes]] = {
     "o": ["Hidden th", "ought</thi", "nk>\nShown."],
     # plain text, with a character that two tokens share
     "h": ["Hello", " there", ", 20", b" \xc2", b"\xb0C out."],
+    # text that takes longer than a machine that does other things sends none
+    "c": [f" {number}," for number in range(1, 97)],
 }  # fmt: skip
 
 

@@ -67,9 +67,14 @@ def test_events_come_in_order_with_numbers(client: OpenAI) -> None:
         "response.completed",
     ]
     deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
-    assert len(deltas) > 1
     assert "".join(deltas) == HELLO == events[-1].response.output_text
     assert events[-1].response.usage.output_tokens >= 5
+
+
+def test_text_comes_while_it_is_made(client: OpenAI) -> None:
+    deltas = [event.delta for event in ask(client, "say c", stream=True) if event.type == "response.output_text.delta"]
+    assert "".join(deltas).endswith(" 95, 96,")
+    assert len(deltas) > 1
 
 
 def test_the_sdk_puts_a_stream_together(client: OpenAI) -> None:
