@@ -29,6 +29,11 @@ class Gpu:
 # The first with instructions that convert 8-bit floats (e4m3): Ada.
 FP8_CAPABILITY = (8, 9)
 
+# Bytes of shared memory that a block may have, by compute capability (CUDA C++ Programming Guide, "Technical
+# Specifications per Compute Capability"); on others the least. Tiles were tuned where there is more than that.
+_SHARED_BYTES = {(8, 0): 163 << 10, (9, 0): 227 << 10, (10, 0): 227 << 10, (10, 3): 227 << 10}
+MIN_SHARED, MAX_SHARED = 99 << 10, 227 << 10
+
 _described: ContextVar[Gpu | None] = ContextVar("described", default=None)
 
 
@@ -69,9 +74,14 @@ def dependent_launch(device: torch.device) -> bool:
     return device.type == "cuda" and _gpu(device).capability >= (9, 0)
 
 
+def shared_bytes(device: torch.device) -> int:
+    """Bytes of shared memory that a block may have; the most there is on a CPU, where tiles are those of such GPUs."""
+    return _SHARED_BYTES.get(_gpu(device).capability, MIN_SHARED) if device.type == "cuda" else MAX_SHARED
+
+
 def large_shared_memory(device: torch.device) -> bool:
     """Whether a block may have 163 KiB of shared memory or more, as on GPUs of data centers; 99 KiB on others."""
-    return device.type != "cuda" or _gpu(device).capability in ((8, 0), (9, 0), (10, 0), (10, 3))
+    return shared_bytes(device) > MIN_SHARED
 
 
 def register_products(device: torch.device) -> bool:

@@ -10,9 +10,14 @@ import triton.language as tl
 
 from kernels.cache_scales import LatentViews
 from kernels.group_linear.kernel import group_linear
+from kernels.latent_attention.split_kv import latent_tile
+from kernels.pipeline import AttentionTile
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.weight import Dense
 from kernels.workspace import Workspace
+
+# Rows and entries of a tile, and the depth of the loop over entries, where they fit.
+TILE = AttentionTile(64, 32, 2)
 
 
 @triton.jit(do_not_specialize=["first_seq"], do_not_specialize_on_alignment=["query_start", "context_len"])
@@ -119,16 +124,17 @@ def attend_chunks(
     """`latent_attention` of the sequences from `first_seq` on, whose tokens start there too, written into `out`."""
     t, heads, width = absorbed.shape
     latent, value = kv_up.shape[-1], out.shape[-1]
-    block_h = min(64, max(16, next_power_of_2(heads)))
-    queries = max(1, 64 // block_h)
+    rows, entries, stages = latent_tile(TILE, absorbed, held)
+    block_h = min(rows, max(16, next_power_of_2(heads)))
+    queries = rows // block_h
     o = torch.empty(t, heads, latent, dtype=out.dtype, device=out.device)
     workspace.launch(_attend, (len(context_len) - first_seq, cdiv(max_query, queries) * cdiv(heads, block_h)))(
         absorbed, held.latents, held.keys, block_table, query_start, context_len, o, scale, held.scale, first_seq,
         block_table.stride(0), *held.latents.stride()[:2], *held.keys.stride()[:2], HEADS=heads, LATENT=latent,
         ROPE=width - latent, BLOCK_SIZE=held.keys.shape[1],
         QUERIES=queries, BLOCK_H=block_h, BLOCK_L=max(16, next_power_of_2(latent)),
-        BLOCK_R=max(16, next_power_of_2(width - latent)), BLOCK_N=32,
-        PRECISION="ieee" if out.dtype == torch.float32 else "tf32", num_warps=8, num_stages=2,
+        BLOCK_R=max(16, next_power_of_2(width - latent)), BLOCK_N=entries,
+        PRECISION="ieee" if out.dtype == torch.float32 else "tf32", num_warps=8, num_stages=stages,
     )  # fmt: skip
     v_up = kv_up[:, kv_up.shape[1] - value :]
     if deterministic:

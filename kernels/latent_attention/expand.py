@@ -13,8 +13,10 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.cache_scales import LatentViews
+from kernels.hardware import shared_bytes
 from kernels.latent_attention.prompt import attend_prompts
 from kernels.latent_attention.up import ENTRIES, SEQS, expand
+from kernels.pipeline import fitting_stages
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.workspace import Workspace
 
@@ -253,6 +255,8 @@ def attend_expanded(
     kv = torch.empty(row_tiles * padded, heads * own, dtype=q.dtype, device=cache.device)
     rotated = torch.empty(row_tiles * padded, rope, dtype=q.dtype, device=cache.device)
 
+    size, shared = q.element_size(), shared_bytes(q.device)
+
     def boxes(source: torch.Tensor, *box: int) -> TensorDescriptor:
         return TensorDescriptor(source, list(source.shape), list(source.stride()), list(box))
 
@@ -260,19 +264,22 @@ def attend_expanded(
         expand(workspace, kv_up, cache, block_table, context_len, kv, rotated, first_seq)
     else:
         channels = min(up.channels, next_power_of_2(latent))
+        stages = fitting_stages(up.stages, (up.outputs + up.entries) * channels * size, shared)
         workspace.launch(_expand, (cdiv(heads * own, up.outputs), row_tiles))(
             held.latents, held.keys, boxes(kv_up.flatten(0, 1), up.outputs, channels), block_table, context_len, kv,
             rotated, held.scale, block_table.stride(0), *held.latents.stride()[:2], *held.keys.stride()[:2], first_seq,
             seqs, OUTPUTS=heads * own, LATENT=latent, ROPE=rope, BLOCK_SIZE=cache.shape[1], ROWS=padded,
-            BLOCK_O=up.outputs, BLOCK_C=channels, BLOCK_B=block_b, STAGES=up.stages, PRECISION=precision,
+            BLOCK_O=up.outputs, BLOCK_C=channels, BLOCK_B=block_b, STAGES=stages, PRECISION=precision,
             num_warps=up.warps,
         )  # fmt: skip
     if tile is None:
         attend_prompts(workspace, q, kv, rotated, query_start, context_len, out, scale, first_seq, max_query, padded)
         return
+    # queries stay in shared memory, beside a tile of keys, values and rotated keys
+    loaded, stays = tile.keys * (own + rope) * size, tile.queries * (nope + rope) * size
     workspace.launch(_attend, (tokens // tile.queries + seqs, heads))(
         q, boxes(kv, tile.keys, nope), boxes(kv, tile.keys, value), boxes(rotated, tile.keys, rope), query_start,
         context_len, out, q.stride(0), q.stride(1), scale, first_seq, seqs, HEADS=heads, NOPE=nope, ROPE=rope,
         VALUE=value, ROWS=padded, BLOCK_M=tile.queries, BLOCK_N=tile.keys, BLOCK_B=block_b, PRECISION=precision,
-        num_warps=tile.warps, num_stages=tile.stages,
+        num_warps=tile.warps, num_stages=fitting_stages(tile.stages, loaded, shared, stays),
     )  # fmt: skip

@@ -14,7 +14,8 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.cache_scales import LatentViews
-from kernels.hardware import multiprocessors
+from kernels.hardware import multiprocessors, shared_bytes
+from kernels.pipeline import AttentionTile, fitting_attention
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.workspace import Workspace
 
@@ -27,8 +28,8 @@ FEW_SEQS = 4
 
 @dataclass(frozen=True, slots=True)
 class SplitCut:
-    """How sequences of one query are cut: entries a tile, pipeline depth and warps of a split, programs that work on a
-    multiprocessor at once, and values that a program combines, when it does so for several sequences."""
+    """How sequences of one query are cut: entries a tile and pipeline depth where they fit, warps of a split, programs
+    that work on a multiprocessor at once, and values that a program combines, when it does so for several sequences."""
 
     keys: int
     stages: int
@@ -270,15 +271,26 @@ def _splits(seqs: int, head_tiles: int, max_context: int, keys: int, processors:
     return max(1, min(wanted, cdiv(max_context, keys), _MAX_SPLITS))
 
 
+def latent_tile(tile: AttentionTile, absorbed: torch.Tensor, held: LatentViews) -> AttentionTile:
+    """The tile of a loop over entries, or what of it fits the GPU: rows are of absorbed queries, keys are entries."""
+    latent, rope = (max(16, next_power_of_2(part.shape[-1])) for part in (held.latents, held.keys))
+    size, other = absorbed.element_size(), held.latents.dtype != absorbed.dtype
+    # latents of another type stand there in the queries' as well
+    entry = latent * (held.latents.element_size() + (size if other else 0)) + rope * held.keys.element_size()
+    return fitting_attention(tile, entry, (latent + rope) * size, size, shared_bytes(absorbed.device))
+
+
 @dataclass(frozen=True, slots=True)
 class Splits:
     """partials [seqs, splits, H, L] of sequences and sums [seqs, splits, H], the binary logarithms of what their
-    softmax was divided by, both float32 and written where a split has entries; programs and blocks as launched."""
+    softmax was divided by, both float32 and written where a split has entries; programs, entries of a tile and blocks
+    as launched."""
 
     partials: torch.Tensor
     sums: torch.Tensor
     splits: int
     programs: int
+    keys: int
     block_l: int
     block_b: int
 
@@ -297,10 +309,11 @@ def attend_splits(
     """What the first `seqs` sequences, which have one query each, read, split over programs."""
     _, heads, width = absorbed.shape
     latent = held.latents.shape[-1]
-    block_h = min(64, max(16, next_power_of_2(heads)))
+    given = AttentionTile(min(64, max(16, next_power_of_2(heads))), cut.keys, cut.stages)
+    block_h, keys, stages = latent_tile(given, absorbed, held)
     head_tiles = cdiv(heads, block_h)
     processors = multiprocessors(absorbed.device)
-    splits = _splits(seqs, head_tiles, max_context, cut.keys, processors)
+    splits = _splits(seqs, head_tiles, max_context, keys, processors)
     programs = max(1, cut.programs * processors // head_tiles)
     partials = torch.empty(seqs, splits, heads, latent, dtype=torch.float32, device=absorbed.device)
     sums = torch.empty(seqs, splits, heads, dtype=torch.float32, device=absorbed.device)
@@ -310,11 +323,11 @@ def attend_splits(
         absorbed, held.latents, held.keys, block_table, context_len, partials, sums, scale, held.scale,
         block_table.stride(0), *held.latents.stride()[:2], *held.keys.stride()[:2], seqs, splits, programs,
         HEADS=heads, LATENT=latent, ROPE=width - latent, BLOCK_SIZE=held.keys.shape[1], BLOCK_H=block_h,
-        BLOCK_L=block_l, BLOCK_R=max(16, next_power_of_2(width - latent)), BLOCK_N=cut.keys, BLOCK_B=block_b,
-        STAGES=cut.stages, PRECISION=_precision(absorbed), PDL=workspace.pdl, launch_pdl=workspace.pdl,
+        BLOCK_L=block_l, BLOCK_R=max(16, next_power_of_2(width - latent)), BLOCK_N=keys, BLOCK_B=block_b,
+        STAGES=stages, PRECISION=_precision(absorbed), PDL=workspace.pdl, launch_pdl=workspace.pdl,
         num_warps=cut.warps,
     )  # fmt: skip
-    return Splits(partials, sums, splits, programs, block_l, block_b)
+    return Splits(partials, sums, splits, programs, keys, block_l, block_b)
 
 
 def attend_split_kv(
@@ -337,7 +350,7 @@ def attend_split_kv(
     block_v = min(32 if seqs <= FEW_SEQS else cut.values, max(16, next_power_of_2(value)))
     sizes = {"HEADS": heads, "LATENT": latent, "VALUE": value, "BLOCK_L": made.block_l, "BLOCK_V": block_v}
     common = {
-        "BLOCK_N": cut.keys,
+        "BLOCK_N": made.keys,
         "BLOCK_B": made.block_b,
         "PDL": workspace.pdl,
         "launch_pdl": workspace.pdl,

@@ -86,7 +86,7 @@ def latent_partials(
     )
     workspace.launch(_combine_latents, (heads, seqs))(
         made.partials, made.sums, context_len, out, lse, seqs, made.splits, made.programs, HEADS=heads, LATENT=latent,
-        BLOCK_L=made.block_l, BLOCK_N=cut.keys, BLOCK_B=made.block_b, PDL=workspace.pdl, launch_pdl=workspace.pdl,
+        BLOCK_L=made.block_l, BLOCK_N=made.keys, BLOCK_B=made.block_b, PDL=workspace.pdl, launch_pdl=workspace.pdl,
         num_warps=4,
     )  # fmt: skip
     return out, lse

@@ -16,8 +16,10 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.hardware import shared_bytes
 from kernels.linear.skinny import INTERPRETED, counters
 from kernels.linear.slices import finished, summed
+from kernels.pipeline import fitting_stages
 from kernels.prefetch import prefetch
 from kernels.sizes import cdiv
 from kernels.weight import Fp8, Int8
@@ -33,7 +35,7 @@ def tile_inputs(weight: Fp8 | Int8) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RowTile:
-    """Rows and outputs of a program, slices of the inputs, pipeline depth, warps."""
+    """Rows and outputs of a program, slices of the inputs, pipeline depth where it fits, warps."""
 
     rows: int
     outputs: int
@@ -162,6 +164,18 @@ def fp8_kernel(
         tl.store(y_ptr + spot * y_stride + n[None, :], y.to(y_ptr.dtype.element_ty), mask=stored)
 
 
+def _stages(
+    x: torch.Tensor, weight: Fp8 | Int8, tile: RowTile, width: int, wide: int, blocked: bool, grouped: bool
+) -> int:
+    """The depth at which the tile's pipeline fits. wide: rows of the weight an output. Others as the kernel's."""
+    weights, rows = tile.outputs * width * weight.data.element_size(), tile.rows * width * x.element_size()
+    scales = (4 * wide * tile.outputs if blocked else 0) + (4 * tile.rows if grouped else 0)
+    # weights that are multiplied in x's dtype stand there in it as well
+    widened = 0 if x.element_size() == 1 else tile.outputs * width * x.element_size()
+    depth = 2 if x.dtype == torch.float32 else tile.stages
+    return fitting_stages(depth, wide * weights + rows + scales, shared_bytes(x.device), widened)
+
+
 def fp8_linear(
     workspace: Workspace,
     x: torch.Tensor,
@@ -175,14 +189,15 @@ def fp8_linear(
 ) -> None:
     """y [T, N] of x [T, K]. scales [T, groups] are those of x's numbers; None takes x as it is. residual may be y."""
     (rows, n), k = y.shape, x.shape[1]
-    exact, width = x.dtype == torch.float32, tile_inputs(weight)
+    width, wide = tile_inputs(weight), 2 if activation else 1
+    blocked, grouped = weight.scale.shape[1] > 1 or weight.block[0] > 1, scales is not None and scales.shape[1] > 1
     partials, counts = shared_tiles(workspace, y, tile)
     workspace.launch(fp8_kernel, tile.grid(y))(
         x, scales, weight.data, weight.scale, bias, residual, y, partials, counts,
         rows, n, k, x.stride(0), 0 if scales is None else scales.stride(0), 0 if scales is None else scales.stride(1),
         y.stride(0), 0 if residual is None else residual.stride(0), weight.scale.shape[1],
         BK=width, ROWS=weight.block[0],
-        BLOCKED=weight.scale.shape[1] > 1 or weight.block[0] > 1, GROUPED=scales is not None and scales.shape[1] > 1,
-        WIDE=scales is None, EVEN=n % tile.outputs == 0 and k % width == 0,
-        STAGES=2 if exact else tile.stages, **options(workspace, x.dtype, bias, residual, activation, tile),
+        BLOCKED=blocked, GROUPED=grouped, WIDE=scales is None, EVEN=n % tile.outputs == 0 and k % width == 0,
+        STAGES=_stages(x, weight, tile, width, wide, blocked, grouped),
+        **options(workspace, x.dtype, bias, residual, activation, tile),
     )  # fmt: skip

@@ -13,9 +13,11 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.hardware import shared_bytes
 from kernels.linear.fp8_rows import RowTile, options, shared_tiles
-from kernels.linear.gguf_blocks import WIDTH, block_numbers, constants, stride, views
+from kernels.linear.gguf_blocks import PLAIN, WIDTH, block_numbers, constants, stride, views
 from kernels.linear.slices import store_tile
+from kernels.pipeline import fitting_stages
 from kernels.sizes import cdiv
 from kernels.weight import GgufBlocks
 from kernels.workspace import Workspace
@@ -88,6 +90,15 @@ def numbers_kernel(
     tl.store(w_ptr + n.to(tl.int64)[:, None] * w_stride + k[None, :], w, mask=live[:, None] & (k < K)[None, :])
 
 
+def _stages(x: torch.Tensor, name: str, tile: RowTile, wide: int) -> int:
+    """The depth at which the tile's pipeline fits. wide: rows of the weight an output."""
+    form, numbers = constants(name), tile.outputs * WIDTH
+    blocks, rows = wide * numbers * form["SIZE"] // form["VALUES"], tile.rows * WIDTH * x.element_size()
+    # numbers in x's dtype stand beside what was loaded, unless that is the same
+    made = 0 if PLAIN.get(name) == x.dtype else numbers * x.element_size()
+    return fitting_stages(tile.stages, blocks + rows, shared_bytes(x.device), made)
+
+
 def rows_product(
     workspace: Workspace,
     x: torch.Tensor,
@@ -106,7 +117,8 @@ def rows_product(
         x, *views(part, name), bias, residual, y, partials, counts,
         rows, n, k, stride(part, name), x.stride(0), y.stride(0), 0 if residual is None else residual.stride(0),
         **constants(name),
-        BK=WIDTH, STAGES=tile.stages, **options(workspace, x.dtype, bias, residual, activation, tile),
+        BK=WIDTH, STAGES=_stages(x, name, tile, 2 if activation else 1),
+        **options(workspace, x.dtype, bias, residual, activation, tile),
     )  # fmt: skip
 
 

@@ -19,6 +19,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.hardware import shared_bytes
+from kernels.pipeline import fitting_stages
 from kernels.prefetch import prefetch
 from kernels.sizes import cdiv
 from kernels.workspace import Workspace
@@ -259,7 +261,7 @@ class VectorTile:
 @dataclass(frozen=True, slots=True)
 class Tile:
     """How `tile_kernel` is cut: rows, outputs and inputs a tile, slices of the inputs (`split` of them to
-    a program each, `serial` one after another), pipeline depth, warps."""
+    a program each, `serial` one after another), pipeline depth where it fits, warps."""
 
     rows: int
     outputs: int
@@ -281,6 +283,15 @@ def _dot_type(dtype: torch.dtype) -> tl.dtype:
     if INTERPRETED or dtype == torch.float32:
         return tl.float32
     return tl.bfloat16 if dtype == torch.bfloat16 else tl.float16
+
+
+def _stages(x: torch.Tensor, tile: Tile, wide: int, norm: bool) -> int:
+    """The depth at which the tile's pipeline fits. wide: rows of the weight an output."""
+    rows = tile.rows * tile.inputs * x.element_size()
+    weights = wide * tile.outputs * tile.inputs * x.element_size()
+    # the norm's weights come with each round, and what they make of x stands beside what was loaded
+    normed = (tile.inputs * x.element_size(), rows) if norm else (0, 0)
+    return fitting_stages(tile.stages, rows + weights + normed[0], shared_bytes(x.device), normed[1])
 
 
 def vector_linear(
@@ -309,16 +320,18 @@ def tile_linear(
 ) -> torch.Tensor:  # fmt: skip
     """`linear` on tensor cores."""
     m, k = x.shape
-    n = weight.shape[0] // (2 if activation else 1)
+    wide = 2 if activation else 1
+    n = weight.shape[0] // wide
     assert tile.split == 1 or activation is None, "a slice keeps one sum, and a gated output has two"
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)
     grid = (cdiv(n, tile.outputs), cdiv(m, tile.rows), tile.split)
     partials = y if tile.split == 1 else torch.empty((tile.split, m, n), dtype=torch.float32, device=x.device)
     counts = y if tile.split == 1 else counters(workspace)
+    stages = _stages(x, tile, wide, norm_weight is not None)
     workspace.launch(tile_kernel, grid)(
         x, weight, bias, norm_weight, residual, y, partials, counts,
         m, n, k, x.stride(0), y.stride(0), residual.stride(0) if residual is not None else 0, eps, offset,
-        BM=tile.rows, BN=tile.outputs, BK=tile.inputs, SPLIT=tile.split, SERIAL=tile.serial, STAGES=tile.stages,
+        BM=tile.rows, BN=tile.outputs, BK=tile.inputs, SPLIT=tile.split, SERIAL=tile.serial, STAGES=stages,
         NORM=norm_weight is not None, ACT=activation, BIAS=bias is not None, RESIDUAL=residual is not None,
         SWAP=tile.swap, EVEN=n % tile.outputs == 0 and k % (tile.inputs * tile.split * tile.serial) == 0,
         PDL=workspace.pdl, PREFETCH=tile.prefetch if workspace.pdl else 0, DOT=_dot_type(x.dtype),

@@ -16,8 +16,10 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from kernels.hardware import shared_bytes
 from kernels.moe_gemm.order import Lists, Order
 from kernels.moe_gemm.rows import activate, bias_of
+from kernels.pipeline import fitting_stages
 from kernels.routing import ExpertBiases
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.workspace import Workspace
@@ -294,7 +296,8 @@ def combined(
 
 @dataclass(frozen=True, slots=True)
 class PairTile:
-    """How a grouped product is cut: outputs and inputs a tile, pipeline depth, warps; see the module for the rest."""
+    """How a grouped product is cut: outputs and inputs a tile, pipeline depth where it fits, warps; see the module for
+    the rest."""
 
     outputs: int
     inputs: int
@@ -312,6 +315,12 @@ def cut(tile: PairTile) -> dict[str, int]:
         "STAGES": tile.stages,
         "num_warps": tile.warps,
     }
+
+
+def _stages(x: torch.Tensor, tile: PairTile, rows: int, matrices: int) -> int:
+    """The depth at which the pipeline of a tile of `rows` pairs fits, which reads so many matrices of an expert."""
+    loaded = (rows + matrices * tile.outputs) * tile.inputs * x.element_size()
+    return fitting_stages(tile.stages, loaded, shared_bytes(x.device))
 
 
 def _matrix(table: torch.Tensor, tile: PairTile) -> Any:
@@ -385,7 +394,7 @@ def tile_products(
     workspace.launch(tiles_up, (cdiv(inter, tile.outputs), places.tiles))(
         x, _matrix(gate_up, tile), *where, h, e, hidden, inter, limit or 0.0,
         None if biases is None else biases.gate_up, BIASED=biases is not None, K=pairs // t, ACT=activation,
-        LIMITED=limit is not None, BLOCK_N=tile.outputs, BLOCK_M=tile.inputs, STAGES=tile.stages,
+        LIMITED=limit is not None, BLOCK_N=tile.outputs, BLOCK_M=tile.inputs, STAGES=_stages(x, tile, places.rows, 2),
         SWAP=tile.swap, TMA=tile.tma, EVEN=inter % tile.outputs == 0 and hidden % tile.inputs == 0,
         num_warps=tile.warps, **same,
     )  # fmt: skip
@@ -393,7 +402,7 @@ def tile_products(
     workspace.launch(tiles_down, (cdiv(hidden, tile.outputs), places.tiles))(
         h, _matrix(down, tile), weights, *where, y, e, hidden, inter,
         None if biases is None else biases.down, BIASED=biases is not None,
-        BLOCK_N=tile.outputs, BLOCK_M=tile.inputs, STAGES=tile.stages,
+        BLOCK_N=tile.outputs, BLOCK_M=tile.inputs, STAGES=_stages(x, tile, places.rows, 1),
         SWAP=tile.swap, TMA=tile.tma, EVEN=hidden % tile.outputs == 0 and inter % tile.inputs == 0,
         num_warps=tile.warps, **same,
     )  # fmt: skip

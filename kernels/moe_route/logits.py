@@ -10,10 +10,14 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.hardware import shared_bytes
+from kernels.pipeline import fitting_stages
 from kernels.prefetch import prefetch
 from kernels.sizes import cdiv
 from kernels.workspace import Workspace
 
+# Tokens of a tile of many.
+ROUTED_TOKENS = 64
 # From here on the scores are exact products of bfloat16 on tensor cores.
 BF16_THIRDS_TOKENS = 1024
 # Up to here the inputs of such products are split over programs, so that they fill a GPU.
@@ -122,7 +126,7 @@ def _many_scores(
 @dataclass(frozen=True, slots=True)
 class ScoreTile:
     """How the scores of many tokens are cut, 64 tokens a tile: inputs of a slice, programs that share the inputs, and
-    the depth of the pipeline."""
+    the depth of the pipeline where it fits."""
 
     inputs: int
     splits: int
@@ -155,11 +159,12 @@ def logit_partials(workspace: Workspace, h: torch.Tensor, router: torch.Tensor) 
             workspace.launch(_thirds, (cdiv(e * hidden, 1024),))(router, thirds, e * hidden, BLOCK=1024)
         tile = score_tile(t, exact)
         block_n = 128 if e > 64 else 64
+        loaded = (ROUTED_TOKENS + (1 if exact else 3) * block_n) * tile.inputs * h.element_size()
         partials = torch.empty(tile.splits, t, e, dtype=torch.float32, device=h.device)
-        workspace.launch(_many_scores, (cdiv(t, 64), cdiv(e, block_n), tile.splits))(
-            h, thirds, partials, t, e, hidden, h.stride(0), THIRDS=1 if exact else 3, SPLITS=tile.splits, BLOCK_T=64,
-            BLOCK_N=block_n, BLOCK_M=tile.inputs, PDL=workspace.pdl, launch_pdl=workspace.pdl,
-            num_warps=4, num_stages=tile.stages,
+        workspace.launch(_many_scores, (cdiv(t, ROUTED_TOKENS), cdiv(e, block_n), tile.splits))(
+            h, thirds, partials, t, e, hidden, h.stride(0), THIRDS=1 if exact else 3, SPLITS=tile.splits,
+            BLOCK_T=ROUTED_TOKENS, BLOCK_N=block_n, BLOCK_M=tile.inputs, PDL=workspace.pdl, launch_pdl=workspace.pdl,
+            num_warps=4, num_stages=fitting_stages(tile.stages, loaded, shared_bytes(h.device)),
         )  # fmt: skip
         return partials
     block_t, block_n, block_m, splits, ahead = score_cut(t)

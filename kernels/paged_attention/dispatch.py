@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 import torch
 
 from kernels.dispatch import Dispatch, Variant
+from kernels.hardware import MAX_SHARED
 from kernels.paged_attention import decode_persistent as stream
 from kernels.paged_attention import decode_persistent_fp8 as stream_fp8
 from kernels.paged_attention.prompt import attend_prompts
-from kernels.paged_attention.tiles import Cut, Operands, Tile, arrivals, attend_tiles, cut
+from kernels.paged_attention.tiles import Cut, Operands, Tile, arrivals, attend_tiles, cut, fitting_tile
 from kernels.paged_attention.upcast import upcast
 from kernels.sizes import next_power_of_2
 from kernels.tuned.tables import DEFAULT, numbers, tiles
@@ -36,7 +37,8 @@ class SingleProblem(NamedTuple):
 
     group: query heads that share one of kv_heads. channels: of key and value the wider.
     alone in their step; plain: no window, soft cap or sinks. streams, streams_fp8: caches of the queries' dtype, or of
-    8-bit floats, are such as the kernels of those names read, on a GPU of their kind. table: of tuned numbers.
+    8-bit floats, are such as the kernels of those names read, on a GPU of their kind. table: of tuned numbers. shared:
+    bytes of shared memory that a block may have.
     """
 
     dtype: torch.dtype
@@ -51,6 +53,7 @@ class SingleProblem(NamedTuple):
     streams_fp8: bool
     multiprocessors: int
     table: str = DEFAULT
+    shared: int = MAX_SHARED
 
 
 class LongerProblem(NamedTuple):
@@ -75,6 +78,7 @@ class LongerProblem(NamedTuple):
     deterministic: bool
     multiprocessors: int
     table: str = DEFAULT
+    shared: int = MAX_SHARED
 
 
 def attention_tile(
@@ -143,9 +147,16 @@ def many_queries(tokens: int, queries: int, max_context: int, table: str) -> boo
     return bool(queries >= known["prompt_queries"] and tokens >= least)
 
 
+def _fitting(problem: SingleProblem | LongerProblem, tile: Tile, held: int) -> Tile:
+    """What of the tile fits the GPU. held: rows that it has to hold at least."""
+    channels = max(16, next_power_of_2(problem.channels))
+    return fitting_tile(tile, problem.dtype, channels, problem.shared, max(16, next_power_of_2(held)))
+
+
 def split_cut(problem: SingleProblem, tile: Tile) -> Cut:
     """Sequences of one query, with that tile."""
     group, kv_heads, seqs = problem.group, problem.kv_heads, problem.seqs
+    tile = _fitting(problem, tile, group)
     return cut(tile, group, kv_heads, seqs, seqs, problem.max_context, True, problem.multiprocessors)
 
 
@@ -160,6 +171,7 @@ def invariant_tile(problem: LongerProblem) -> Tile:
 
 def tiles_cut(problem: LongerProblem, tile: Tile, whole: bool = False) -> Cut:
     """Longer sequences, with that tile. whole: none has more queries than it."""
+    tile = _fitting(problem, tile, problem.group * (problem.queries if whole else 1))
     sizes = (problem.group, problem.kv_heads, problem.seqs, problem.tokens, problem.max_context)
     return cut(tile, *sizes, False, problem.multiprocessors, not problem.deterministic, whole)
 

@@ -6,7 +6,7 @@ import torch
 
 from kernels.batch import AttentionBatch
 from kernels.cache_scales import UNSCALED, CacheScales
-from kernels.hardware import multiprocessors
+from kernels.hardware import multiprocessors, shared_bytes
 from kernels.paged_attention import decode_persistent as stream
 from kernels.paged_attention import decode_persistent_fp8 as stream_fp8
 from kernels.paged_attention.dispatch import LONGER, SINGLES, LongerProblem, SingleProblem, many_queries, streamed
@@ -92,7 +92,7 @@ def _single(operands: Operands, alone: bool) -> SingleProblem:
     plain = window is None and softcap is None and sinks is None
     asked = plain and streamed(group, kv_heads, seqs, alone, table)
     streams, streams_fp8 = asked and stream.suits(q, k_cache, v_cache), asked and stream_fp8.suits(q, k_cache, v_cache)
-    numbers = (alone, plain, streams, streams_fp8, multiprocessors(q.device), table)
+    numbers = (alone, plain, streams, streams_fp8, multiprocessors(q.device), table, shared_bytes(q.device))
     return SingleProblem(q.dtype, group, kv_heads, wide, seqs, most, *numbers)
 
 
@@ -103,5 +103,6 @@ def _longer(operands: Operands, seqs: int, tokens: int, deterministic: bool) -> 
     asked = not deterministic and window is None and many_queries(tokens, queries, most, table)
     prompts = asked and suits(q, k_cache, v_cache)
     ups = asked and group <= ROWS.value and upcasts(q, k_cache, v_cache, batch.max_total_context)
-    numbers = (window is not None, prompts, ups, deterministic, multiprocessors(q.device), table)
-    return LongerProblem(q.dtype, group, kv_heads, wide, seqs, tokens, queries, most, *numbers)
+    about = (window is not None, prompts, ups, deterministic)
+    numbers = (multiprocessors(q.device), table, shared_bytes(q.device))
+    return LongerProblem(q.dtype, group, kv_heads, wide, seqs, tokens, queries, most, *about, *numbers)

@@ -3,14 +3,15 @@ prompts (`attend`)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeVar
 
 import torch
 
 from kernels.batch import AttentionBatch
 from kernels.cache_scales import CacheScales
 from kernels.paged_attention.attend import attend
+from kernels.pipeline import AttentionTile, fitting_attention
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.workspace import Workspace
 
@@ -42,7 +43,7 @@ class Operands(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How the work is cut: rows (queries × heads of a group) and keys a tile, warps, pipeline depth.
+    """How the work is cut: rows (queries × heads of a group) and keys a tile, warps, pipeline depth (`fitting_tile`).
 
     programs: on each multiprocessor, that keys are split for when there are few tiles. least: keys worth a split.
     rounded: whether equal decode sequences get a whole number of those programs each (`dealt_to`). dealt: whether a
@@ -84,6 +85,21 @@ class Cut(NamedTuple):
     programs: int
     rows: int
     dealt: bool
+
+
+T = TypeVar("T", bound=Tile)
+
+
+def fitting_tile(tile: T, dtype: torch.dtype, channels: int, shared: int, fewest: int) -> T:
+    """The tile, or what of it fits blocks of `shared` bytes of shared memory. channels: of keys and values the wider,
+    padded. fewest: rows that a tile may not go below. A cache of smaller numbers than the queries' takes less."""
+    size, wide = dtype.itemsize, dtype == torch.float32
+    # Weights of the keys pass between warps where these share rows. In float32 no tensor core takes part: numbers of
+    # rows pass between warps too.
+    weight = size if wide or tile.rows < 16 * tile.warps else 0
+    given = AttentionTile(tile.rows, tile.keys, tile.stages)
+    made = fitting_attention(given, 2 * channels * size, channels * size + (4 if wide else 0), weight, shared, fewest)
+    return tile if made == given else replace(tile, rows=made.rows, keys=made.keys, stages=made.stages)
 
 
 def cut(

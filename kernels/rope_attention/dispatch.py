@@ -3,7 +3,7 @@ Thresholds and tiles were measured on an H200."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -11,8 +11,9 @@ import torch
 from kernels.batch import AttentionBatch
 from kernels.cache_scales import CacheScales
 from kernels.dispatch import Dispatch, Variant
+from kernels.hardware import MAX_SHARED
 from kernels.paged_attention.kernel import attend_into, paged_attention
-from kernels.paged_attention.tiles import MAX_SPLITS, MIN_SEQS, Tile, arrivals, power_below
+from kernels.paged_attention.tiles import MAX_SPLITS, MIN_SEQS, Tile, arrivals, fitting_tile, power_below
 from kernels.rope import Rope
 from kernels.rope_attention.single import attend_single
 from kernels.rope_kv_write.kernel import rope_into, rope_kv_write
@@ -26,7 +27,8 @@ class Problem(NamedTuple):
     """What the choice of kernels depends on.
 
     group: query heads that share one of kv_heads. channels of a head. seqs of one token,
-    alone in their step or beside others. fused: one kernel is allowed for both ops. table: of tuned numbers.
+    alone in their step or beside others. fused: one kernel is allowed for both ops. table: of tuned numbers. shared:
+    bytes of shared memory that a block may have.
     """
 
     dtype: torch.dtype
@@ -41,6 +43,7 @@ class Problem(NamedTuple):
     deterministic: bool
     multiprocessors: int
     table: str = DEFAULT
+    shared: int = MAX_SHARED
 
 
 class Operands(NamedTuple):
@@ -119,9 +122,17 @@ def _wide(dtype: torch.dtype, group: int, channels: int) -> bool:
     return group <= 16 and channels <= 128 and dtype != torch.float32
 
 
+def _fitting(problem: Problem, tile: FusedDecodeTile) -> FusedDecodeTile:
+    """What of the tile fits the GPU. A split that is worth it keeps no more keys than are loaded before the wait."""
+    channels = max(16, next_power_of_2(problem.channels))
+    made = fitting_tile(tile, problem.dtype, channels, problem.shared, tile.rows)
+    return replace(made, least=made.keys) if tile.least == tile.keys else made
+
+
 def fused_cut(problem: Problem, tile: FusedDecodeTile) -> FusedCut:
     """With that tile."""
     assert tile.rows > problem.group, "the new key is a row below the queries"
+    tile = _fitting(problem, tile)
     programs = tile.programs * problem.multiprocessors
     # A program holds most of a multiprocessor's shared memory, and those without work would keep the next kernel out:
     # one wave is all there is.

@@ -6,7 +6,7 @@ import torch
 
 from kernels.batch import AttentionBatch
 from kernels.cache_scales import UNSCALED, CacheScales
-from kernels.hardware import multiprocessors
+from kernels.hardware import multiprocessors, shared_bytes
 from kernels.rope import Rope
 from kernels.rope_attention.dispatch import DISPATCH, Operands, Problem
 from kernels.workspace import Workspace
@@ -39,7 +39,8 @@ def rope_attention(
     """
     (tokens, width), (_, kv_heads, _, d), seqs = qkv.shape, k_cache.shape, batch.num_single
     group, alone = (width // d - 2 * kv_heads) // kv_heads, seqs == tokens
-    numbers = (alone, fused, sinks is not None, deterministic, multiprocessors(qkv.device), workspace.table)
+    gpu = (multiprocessors(qkv.device), workspace.table, shared_bytes(qkv.device))
+    numbers = (alone, fused, sinks is not None, deterministic, *gpu)
     chosen = DISPATCH.choose(Problem(qkv.dtype, group, kv_heads, d, seqs, batch.max_context, *numbers))
     given = (k_cache, v_cache, block_table, batch, scale, window, softcap, deterministic, scales, sinks)
     out: torch.Tensor = chosen.launch(Operands(workspace, qkv, positions, slots, rope, *given), chosen.config)
