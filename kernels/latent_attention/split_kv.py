@@ -274,9 +274,10 @@ def _splits(seqs: int, head_tiles: int, max_context: int, keys: int, processors:
 def latent_tile(tile: AttentionTile, absorbed: torch.Tensor, held: LatentViews) -> AttentionTile:
     """The tile of a loop over entries, or what of it fits the GPU: rows are of absorbed queries, keys are entries."""
     latent, rope = (max(16, next_power_of_2(part.shape[-1])) for part in (held.latents, held.keys))
-    size, other = absorbed.element_size(), held.latents.dtype != absorbed.dtype
-    # latents of another type stand there in the queries' as well
-    entry = latent * (held.latents.element_size() + (size if other else 0)) + rope * held.keys.element_size()
+    size = absorbed.element_size()
+    # 8-bit latents stand there as float32 as well; tensor cores take them in 16 bits from registers
+    widened = size if size == 4 and held.latents.dtype != absorbed.dtype else 0
+    entry = latent * (held.latents.element_size() + widened) + rope * held.keys.element_size()
     return fitting_attention(tile, entry, (latent + rope) * size, size, shared_bytes(absorbed.device))
 
 
