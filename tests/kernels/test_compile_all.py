@@ -87,7 +87,7 @@ from kernels.compile_all import TARGETS, walk
 from kernels.registry import Op
 
 NAMES = {
-    "linear": ("T8 Qwen3-4B gate and up", "T8 Qwen3-8B-FP8 qkv", "F16 blocks"),
+    "linear": ("T8 Qwen3-4B gate and up", "T8 Qwen3-8B-FP8 qkv"),
     "rope_attention": ("1 single split 32/8x128",),
     "latent_partials": ("8 sequences of 4096, 64 heads",),
     "moe_gemm": ("tiles of 128",),
