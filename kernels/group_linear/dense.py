@@ -16,7 +16,7 @@ from kernels.workspace import Workspace
 
 @dataclass(frozen=True, slots=True)
 class GroupTile:
-    """Rows and outputs of a program, inputs of a stage, stages."""
+    """Rows and outputs of a program, inputs of a stage, stages where they fit."""
 
     rows: int
     outputs: int

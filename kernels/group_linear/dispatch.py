@@ -13,7 +13,6 @@ import torch
 from kernels.dispatch import Dispatch, Variant
 from kernels.group_linear.dense import GroupTile, group_rows, library
 from kernels.group_linear.fp8 import WIDTH, group_fp8, written_out
-from kernels.hardware import large_shared_memory
 from kernels.sizes import next_power_of_2
 from kernels.weight import Dense, Fp8
 from kernels.workspace import Workspace
@@ -24,8 +23,7 @@ SPLIT_ROWS, FEW_ROWS = 16, 64
 class Problem(NamedTuple):
     """What the choice of a kernel depends on.
 
-    rows, inputs: of each group. fp8: the weight is of 8-bit floats with scales for 128 by 128. large: programs have
-    the shared memory of a data center's GPU.
+    rows, inputs: of each group. fp8: the weight is of 8-bit floats with scales for 128 by 128.
     """
 
     rows: int
@@ -33,7 +31,6 @@ class Problem(NamedTuple):
     dtype: torch.dtype
     fp8: bool
     deterministic: bool
-    large: bool
 
 
 class Operands(NamedTuple):
@@ -64,7 +61,7 @@ def fp8_tile(problem: Problem) -> GroupTile:
         return GroupTile(SPLIT_ROWS if _few(problem) else FEW_ROWS, 32 if _few(problem) else 64, WIDTH, 2)
     if _few(problem):
         return GroupTile(SPLIT_ROWS, 32, 2 * WIDTH, 5)
-    return GroupTile(FEW_ROWS, 64, WIDTH, 6 if problem.large else 3)
+    return GroupTile(FEW_ROWS, 64, WIDTH, 6)
 
 
 def _not_rows(problem: Problem) -> str | None:
@@ -139,7 +136,7 @@ DISPATCH: Dispatch[Problem] = Dispatch(
 def grouped(workspace: Workspace, x: torch.Tensor, weight: Dense | Fp8, deterministic: bool) -> torch.Tensor:
     """The product by the launches that are chosen; x is contiguous."""
     fp8 = isinstance(weight, Fp8)
-    problem = Problem(len(x), weight.shape[-1], x.dtype, fp8, deterministic, large_shared_memory(x.device))
+    problem = Problem(len(x), weight.shape[-1], x.dtype, fp8, deterministic)
     choice = DISPATCH.choose(problem)
     y: torch.Tensor = choice.launch(Operands(workspace, x, weight, deterministic), choice.config)
     return y

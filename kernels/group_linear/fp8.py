@@ -14,8 +14,9 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.group_linear.dense import GroupTile
-from kernels.hardware import register_products
+from kernels.hardware import register_products, shared_bytes
 from kernels.linear.skinny import INTERPRETED
+from kernels.pipeline import fitting_stages
 from kernels.prefetch import prefetch
 from kernels.sizes import cdiv
 from kernels.weight import Fp8
@@ -153,6 +154,12 @@ def _by_bits(x: torch.Tensor) -> bool:
     return x.dtype == torch.bfloat16 and not INTERPRETED and register_products(x.device)
 
 
+def _stages(x: torch.Tensor, tile: GroupTile) -> int:
+    """The depth at which the tile's pipeline fits: weights and rows of x, and beside them what sums pass through."""
+    loaded = (tile.outputs + tile.rows * x.element_size()) * tile.inputs
+    return fitting_stages(tile.stages, loaded, shared_bytes(x.device), 4 * tile.outputs * tile.rows)
+
+
 def group_fp8(workspace: Workspace, x: torch.Tensor, weight: Fp8, tile: GroupTile) -> torch.Tensor:
     """`group_linear` of x [T, G·K], which is contiguous, and of scales for WIDTH by WIDTH."""
     groups, outputs, size = weight.shape
@@ -162,7 +169,7 @@ def group_fp8(workspace: Workspace, x: torch.Tensor, weight: Fp8, tile: GroupTil
         workspace.launch(group_fp8_kernel, tile.grid(rows, groups, outputs))(
             x, weight.data, weight.scale, y, rows, groups, outputs, size,
             BLOCK_T=tile.rows, BLOCK_N=tile.outputs, WIDTH=WIDTH, PARTS=tile.inputs // WIDTH, TALL=tile.rows >= LONG,
-            BITS=_by_bits(x), STAGES=tile.stages, AHEAD=AHEAD,
+            BITS=_by_bits(x), STAGES=_stages(x, tile), AHEAD=AHEAD,
             PRECISION="tf32x3" if x.dtype == torch.float32 else "tf32", PDL=workspace.pdl,
             launch_pdl=workspace.pdl, num_warps=4,
         )  # fmt: skip

@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kernels.hopper.schedule import SHARED_BYTES
+from kernels.linear import quantized_row
 from kernels.sizes import cdiv, next_power_of_2
 
 # Inputs of a block and of a stage of a ring, and rows of a matrix that a tile has.
@@ -19,7 +20,7 @@ PROGRAMS, MAX_SPLITS, UNITS = 4, 4, 4
 RESIDENT, FEW_STAGES = ((6, 3), (4, 4)), 3
 # Of 8-bit floats: columns of the matrix instructions' second operand. Blocks of a row that stand there have their
 # numbers and a scale for each column in shared memory. The rest is the system's, barriers and what sums pass through.
-COLUMNS = 8
+COLUMNS = quantized_row.COLUMNS.value
 STAGE_BYTES, ROW_BYTES, RESERVED_BYTES = HEIGHT * UNIT, WIDTH + 4 * COLUMNS, 1024 + 512
 
 

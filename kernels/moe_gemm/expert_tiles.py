@@ -4,6 +4,7 @@ where a tile's rows stand, how weights are asked for, what becomes of a tile's s
 
 from __future__ import annotations
 
+import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
@@ -11,10 +12,29 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from kernels.hopper.compat import sync
 from kernels.hopper.epilogue import activate, limited
 from kernels.hopper.ring import load_gate_up
+from kernels.moe_gemm import alone_cut
+from kernels.weight import Fp4, Fp8, Int8, PackedInt
+from kernels.workspace import Workspace
 
+Quantized = Fp4 | Fp8 | Int8 | PackedInt
 # Counters of arrivals of programs that share tiles: more than there are tiles of so few pairs.
 ARRIVALS = 1 << 16
-COUNTERS = "splits of experts' products"
+
+
+def whole_tiles(gate_up: Quantized, down: Quantized) -> bool:
+    """Whether tiles divide rows and inputs of both tables, whose gate and up are as high."""
+    (_, width, hidden), inter = gate_up.shape, down.shape[2]
+    return bool(hidden % alone_cut.HEIGHT == 0 and inter % alone_cut.HEIGHT == 0 and width == 2 * inter)
+
+
+def shared_tiles(
+    workspace: Workspace, tiles: int, splits: int, height: int
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Where programs that share tiles put their parts, and count themselves (`combine_splits`); None where none do."""
+    if splits == 1:
+        return None, None
+    partials = torch.empty(tiles * splits * height, dtype=torch.float32, device=workspace.device)
+    return partials, workspace.counters("splits of experts' products", ARRIVALS)
 
 
 @gluon.constexpr_function

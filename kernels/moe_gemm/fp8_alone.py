@@ -33,20 +33,21 @@ from kernels.linear.quantized_row import COLUMNS, PIECE, piece_of, scale_of, sta
 from kernels.moe_gemm import alone_cut
 from kernels.moe_gemm.alone_cut import AloneCut, fp8_cut
 from kernels.moe_gemm.expert_tiles import (
-    ARRIVALS,
-    COUNTERS,
+    Quantized,
     ask_unit,
     combine_splits,
     matrix_row,
     pair_expert,
+    shared_tiles,
     split_range,
+    whole_tiles,
     write_pairs,
     written_layout,
 )
 from kernels.moe_gemm.tiles import combined
 from kernels.routing import ExpertBiases
 from kernels.sizes import cdiv
-from kernels.weight import Fp4, Fp8, Int8, PackedInt
+from kernels.weight import Fp8
 from kernels.workspace import Workspace
 
 # The most inputs of a product.
@@ -229,16 +230,15 @@ def fp8_alone_kernel(
         gdc_wait()
 
 
-def alone_fits(x: torch.Tensor, gate_up: Fp4 | Fp8 | Int8 | PackedInt, down: Fp4 | Fp8 | Int8 | PackedInt) -> bool:
+def alone_fits(x: torch.Tensor, gate_up: Quantized, down: Quantized) -> bool:
     """Whether `fp8_alone_moe` takes these, but for the number of pairs."""
-    if x.dtype != torch.bfloat16 or not group_products(x.device):
+    if x.dtype != torch.bfloat16 or not group_products(x.device) or not whole_tiles(gate_up, down):
         return False
-    (_, width, hidden), inter = gate_up.shape, down.shape[2]
-    whole = hidden % HEIGHT.value == 0 and inter % HEIGHT.value == 0 and width == 2 * inter
-    return whole and max(hidden, inter) <= MAX_INPUTS and all(_streams(weight) for weight in (gate_up, down))
+    short = max(gate_up.shape[2], down.shape[2]) <= MAX_INPUTS
+    return short and all(_streams(weight) for weight in (gate_up, down))
 
 
-def _streams(weight: Fp4 | Fp8 | Int8 | PackedInt) -> bool:
+def _streams(weight: Quantized) -> bool:
     if not isinstance(weight, Fp8):
         return False
     data, scale, inputs = weight.data, weight.scale, weight.inputs
@@ -284,11 +284,7 @@ def fp8_alone_moe(
             cut = fp8_cut(columns, t, k, inputs, each if blocked else 0, multiprocessors(x.device))
         else:
             cut = cuts[0 if act else 1]
-        partials = counts = None
-        if cut.splits > 1:
-            cells = columns * pairs * cut.splits * alone_cut.HEIGHT
-            partials = torch.empty(cells, dtype=torch.float32, device=x.device)
-            counts = workspace.counters(COUNTERS, ARRIVALS)
+        partials, counts = shared_tiles(workspace, columns * pairs, cut.splits, alone_cut.HEIGHT)
         workspace.launch(fp8_alone_kernel, (columns, pairs, cut.splits))(
             source, given.scale, boxes(weight.data.flatten(0, 1), height, alone_cut.WIDTH), weight.scale, bias, experts,
             weights, target, partials, counts,

@@ -11,7 +11,7 @@ import torch
 from kernels.hardware import group_products, multiprocessors
 from kernels.hopper.boxes import boxes
 from kernels.moe_gemm.alone_cut import ALONE_PAIRS, UNIT, WIDTH, packed_cut
-from kernels.moe_gemm.expert_tiles import ARRIVALS, COUNTERS
+from kernels.moe_gemm.expert_tiles import Quantized, shared_tiles, whole_tiles
 from kernels.moe_gemm.order import ordered
 from kernels.moe_gemm.quantized_list import quantized_list_kernel
 from kernels.moe_gemm.tiles import combined
@@ -25,8 +25,6 @@ from kernels.workspace import Workspace
 SMALL_TILE_PAIRS, MIDDLE_TILE_PAIRS = 4, 12
 
 Packed = Fp4 | PackedInt
-# Of 8-bit numbers others have kernels.
-Quantized = Fp4 | Fp8 | Int8 | PackedInt
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +52,9 @@ def ring_tile(pairs: int, experts: int) -> RingTile:
 
 def ring_fits(x: torch.Tensor, gate_up: Quantized, down: Quantized) -> bool:
     """Whether `quantized_ring_moe` takes these."""
-    if x.dtype != torch.bfloat16 or not group_products(x.device):
+    if x.dtype != torch.bfloat16 or not group_products(x.device) or not whole_tiles(gate_up, down):
         return False
-    (_, width, hidden), inter = gate_up.shape, down.shape[2]
-    whole = hidden % 64 == 0 and inter % 64 == 0 and width == 2 * inter
-    return whole and all(_streams(weight) for weight in (gate_up, down))
+    return all(_streams(weight) for weight in (gate_up, down))
 
 
 def _streams(weight: Quantized) -> bool:
@@ -108,15 +104,11 @@ def quantized_ring_moe(
         height, inputs = tile.rows if act is None else tile.rows // 2, source.shape[1]
         beside, constants = _scales(weight)
         columns, units, shared = cdiv(outputs, height), cdiv(inputs, UNIT), 1
-        partials: torch.Tensor | None = None
-        counts: torch.Tensor | None = None
         stages = tile.stages
         if alone:
             found = packed_cut(columns, t, k, units, multiprocessors(x.device))
             shared, stages = tile.splits or found.splits, tile.stages or found.stages
-        if shared > 1:
-            partials = torch.empty(columns * tiles * shared * tile.rows, dtype=torch.float32, device=x.device)
-            counts = workspace.counters(COUNTERS, ARRIVALS)
+        partials, counts = shared_tiles(workspace, columns * tiles, shared, tile.rows)
         workspace.launch(quantized_list_kernel, (columns, tiles, shared))(
             source, boxes(weight.data.flatten(0, 1), height, WIDTH // 2), weight.scale, beside, bias,
             *where, weights, target, partials, counts, count, inputs, outputs, weight.shape[1], weight.scale.shape[-1],

@@ -252,7 +252,7 @@ def test_an_activation_that_clips_is_in_the_product_of_one_row_that_streams() ->
 def test_weights_of_groups_are_read_as_they_are_stored_by_few_rows() -> None:
     from kernels.group_linear.dispatch import DISPATCH, Problem
 
-    few = Problem(64, 4096, torch.bfloat16, fp8=True, deterministic=False, large=True)
+    few = Problem(64, 4096, torch.bfloat16, fp8=True, deterministic=False)
     many = few._replace(rows=65)
     assert [DISPATCH.choose(asked).name for asked in (few, many)] == ["fp8_rows", "written_out"]
     dense = [DISPATCH.choose(asked._replace(fp8=False)).name for asked in (few, many)]

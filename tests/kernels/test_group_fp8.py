@@ -24,7 +24,7 @@ data, scale = torch.zeros(8, 1024, 4096, dtype=torch.float8_e4m3fn), torch.ones(
 weight = Fp8(data, scale, (128, 128), Inputs())
 with launching() as (workspace, kernels):
     for rows in (1, 64):
-        tile = fp8_tile(Problem(rows, 4096, bf16, fp8=True, deterministic=False, large=True))
+        tile = fp8_tile(Problem(rows, 4096, bf16, fp8=True, deterministic=False))
         group_fp8(workspace, torch.zeros(rows, 32768, dtype=bf16), weight, tile)
 for kernel in kernels:
     text, layouts = kernel.asm["ptx"], kernel.asm["ttgir"]
